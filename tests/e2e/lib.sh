@@ -79,9 +79,17 @@ stop_daemon() {
 
 # Process that holds the daemon's lock, from the kernel's own list.
 lock_holder() {
-    local inode
-    inode=$(stat -c %i "$SLIPWAY_DATA_DIR/daemon.lock" 2>/dev/null) || return 1
-    awk -v inode="$inode" '$2 == "FLOCK" { split($6, at, ":"); if (at[3] == inode) { print $5; found = 1; exit } } END { exit !found }' /proc/locks
+    local lock=$SLIPWAY_DATA_DIR/daemon.lock inode pid fd
+    inode=$(stat -c %i "$lock" 2>/dev/null) || return 1
+    # A file of another device may have the same number, and the list's name of a device is not always that of stat(2).
+    for pid in $(awk -v inode="$inode" '$2 == "FLOCK" { split($6, at, ":"); if (at[3] == inode) print $5 }' /proc/locks); do
+        for fd in "/proc/$pid/fd"/*; do
+            [ "$fd" -ef "$lock" ] || continue
+            printf '%s\n' "$pid"
+            return
+        done
+    done
+    return 1
 }
 daemon_gone() { ! lock_holder >/dev/null; }
 

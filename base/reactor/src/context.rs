@@ -20,12 +20,15 @@ pub enum Interest {
     Both,
     /// Errors and hang-ups only.
     None,
+    /// Readable, of an eventfd by which other threads tell of requests, each by itself. As a
+    /// message of another thread, it is no work but by what the task then does.
+    Bell,
 }
 
 impl Interest {
     fn flags(self) -> epoll::EventFlags {
         match self {
-            Self::Read => epoll::EventFlags::IN | epoll::EventFlags::RDHUP,
+            Self::Read | Self::Bell => epoll::EventFlags::IN | epoll::EventFlags::RDHUP,
             Self::Write => epoll::EventFlags::OUT,
             Self::Both => epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP,
             Self::None => epoll::EventFlags::empty(),
@@ -51,6 +54,8 @@ struct Watch {
     /// A duplicate of the task's descriptor, or that descriptor itself, which the task shares. So
     /// epoll can remove it even if the task has closed its own.
     file: Arc<OwnedFd>,
+    /// Set if it was watched with [`Interest::Bell`].
+    is_bell: bool,
 }
 
 /// All watched descriptors, by the keys of their epoll events.
@@ -84,10 +89,10 @@ impl Watches {
         self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Returns the task and the token of an event, or `None` if the descriptor was removed after
-    /// epoll reported it.
-    pub(crate) fn owner(&self, key: u64) -> Option<(TaskId, u32)> {
-        self.table().by_key.get(&key).map(|watch| (watch.task, watch.token))
+    /// Returns the task and the token of an event, and whether it is a bell's. Returns `None` if
+    /// the descriptor was removed after epoll reported it.
+    pub(crate) fn owner(&self, key: u64) -> Option<(TaskId, u32, bool)> {
+        self.table().by_key.get(&key).map(|watch| (watch.task, watch.token, watch.is_bell))
     }
 
     /// Watches `file` and returns the key of its events.
@@ -101,7 +106,8 @@ impl Watches {
         let key = table.last_key + 1;
         epoll::add(&self.epoll, &file, epoll::EventData::new_u64(key), interest.flags())?;
         table.last_key = key;
-        table.by_key.insert(key, Watch { task, token, file });
+        let is_bell = interest == Interest::Bell;
+        table.by_key.insert(key, Watch { task, token, file, is_bell });
         Ok(key)
     }
 
@@ -213,7 +219,8 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// Changes the readiness to wait for on a watched descriptor. An unknown token is ignored.
+    /// Changes the readiness to wait for on a watched descriptor, which stays a bell if it is one.
+    /// An unknown token is ignored.
     ///
     /// # Errors
     /// Errors of epoll_ctl(2).

@@ -17,7 +17,8 @@
 //! thread sleeps it polls for events, for a time that follows the traffic, up to
 //! [`Settings::poll_budget`]; the time starts anew with every piece of work, so a loaded reactor
 //! never sleeps and an idle one sleeps for good. A deadline at which a task finds nothing to do is
-//! no work: the thread sleeps again at once.
+//! no work: the thread sleeps again at once. Nor is a message of another thread, or its bell
+//! ([`Interest::Bell`]), after which a task finds nothing to do.
 //!
 //! Every ready task has a step in turn. The length of a step is up to the task; it can ask whether
 //! another task had work lately ([`Context::is_shared`]) and then do less at a time. A neighbour

@@ -2,11 +2,12 @@
 //! queues.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use slipway_pci::{Access, Description, Function, Progress, StateError};
 use slipway_ram::{Memory, Snapshots};
-use slipway_switch::{Exchange, Exchanged, PathHolder};
+use slipway_switch::{Exchange, Exchanged, Mac, PathHolder};
 use slipway_telemetry::Clock;
 use slipway_virtio::layout::{COMMON, DeviceKind};
 use slipway_virtio::queue::Broken;
@@ -46,6 +47,8 @@ pub struct Device {
     pub(crate) memory: Memory,
     clock: Arc<dyn Clock>,
     pub(crate) settings: Settings,
+    /// The MAC address that the host gave the device last, as [`Mac::to_bits`].
+    address: Arc<AtomicU64>,
     pub(crate) driven: Driven,
     pub(crate) exchange: Arc<Exchange<DataPath>>,
     live: Arc<Live>,
@@ -83,6 +86,7 @@ impl Device {
             memory: parts.memory,
             clock: parts.clock,
             settings: parts.settings,
+            address: Arc::new(AtomicU64::new(parts.settings.mac.to_bits())),
             driven: Driven::new(parts.settings.mac, parts.settings.pairs),
             exchange: Arc::clone(&exchange),
             live: Arc::default(),
@@ -100,7 +104,14 @@ impl Device {
 
     /// Returns a handle to the device for other threads.
     pub fn control(&self) -> Control {
-        Control { exchange: Arc::clone(&self.exchange), live: Arc::clone(&self.live) }
+        let (exchange, live) = (Arc::clone(&self.exchange), Arc::clone(&self.live));
+        Control { exchange, live, address: Arc::clone(&self.address) }
+    }
+
+    /// Returns the MAC address that the host gave the device last. The driver has it from its next
+    /// reset on.
+    pub(crate) fn host_mac(&self) -> Mac {
+        mac_in(&self.address)
     }
 
     /// Returns whether the driver runs, and the device needs no reset and is in none.
@@ -173,7 +184,7 @@ impl Device {
     fn finish_reset(&mut self) {
         self.resetting = false;
         self.transport.reset_device();
-        self.driven = Driven::new(self.settings.mac, self.settings.pairs);
+        self.driven = Driven::new(self.host_mac(), self.settings.pairs);
         (self.path, self.control) = (PathHolder::default(), None);
         (self.queues_changed, self.resumes) = (false, false);
     }
@@ -431,6 +442,7 @@ impl Function for Device {
 pub struct Control {
     exchange: Arc<Exchange<DataPath>>,
     live: Arc<Live>,
+    address: Arc<AtomicU64>,
 }
 
 impl Control {
@@ -443,4 +455,24 @@ impl Control {
     pub fn is_up(&self) -> bool {
         self.exchange.is_up()
     }
+
+    /// Gives the device another MAC address, as its host. A driver finds it from its next reset of
+    /// the device on, with which each driver begins (section 3.1.1). A driver that runs keeps the
+    /// address that it has. Does nothing if `mac` is no unicast address.
+    pub fn set_mac(&self, mac: Mac) {
+        if mac.is_unicast() {
+            // Nothing else depends on the word. A client that connects later has a message after
+            // this store: the socket orders both.
+            self.address.store(mac.to_bits(), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the MAC address that the host gave the device last.
+    pub fn mac(&self) -> Mac {
+        mac_in(&self.address)
+    }
+}
+
+fn mac_in(address: &AtomicU64) -> Mac {
+    Mac::from_bits(address.load(Ordering::Relaxed))
 }

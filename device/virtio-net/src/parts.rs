@@ -33,7 +33,8 @@ pub struct Parts {
 /// The properties of a device that its driver is offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The device's first MAC address, a unicast one.
+    /// The device's first MAC address, a unicast one. The host may give it another one later, by
+    /// [`Control::set_mac`](crate::Control::set_mac).
     pub mac: Mac,
     /// The MTU of the link, in bytes after the Ethernet header: 68 to 65,535.
     pub mtu: u16,

@@ -55,12 +55,12 @@ pub(crate) fn save(device: &Device) -> Vec<u8> {
         let mut after = device.transport.registers.clone();
         after.reset();
         registers = after.save();
-        driven = Driven::new(device.settings.mac, device.settings.pairs);
+        driven = Driven::new(device.host_mac(), device.settings.pairs);
     }
     let state = SavedState {
         device: DEVICE.into(),
         version: STATE_VERSION,
-        mac: device.settings.mac.0,
+        mac: device.host_mac().0,
         pci,
         msix,
         device_feature_select: registers.device_feature_select,
@@ -105,7 +105,7 @@ pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateErro
     device.transport.restore(TransportState { pci, msix, registers, isr })?;
     device.driven = state.driven;
     (device.queues_changed, device.resumes) = (true, true);
-    let own = device.settings.mac.0;
+    let own = device.host_mac().0;
     if device.driven.filter.mac == state.mac {
         device.driven.filter.mac = own;
     }

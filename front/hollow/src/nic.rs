@@ -39,7 +39,7 @@ impl Nic {
         };
         let address_of = |text: &str| text.parse::<Mac>().with_context(|| format!("{text:?}"));
         let mac = address_of(&wanted.mac)?;
-        // The interface of a pool has an address of its own, which its driver replaces.
+        // The function of a pool may have another address so far, which its driver replaces.
         let first = if wanted.saved_mac.is_empty() { mac } else { address_of(&wanted.saved_mac)? };
         let mut addresses = wanted.addresses.iter().filter_map(|one| one.address.parse().ok());
         let address = addresses.next().unwrap_or(Ipv4Addr::UNSPECIFIED);

@@ -155,6 +155,15 @@ impl Served {
         }
     }
 
+    /// Returns the MAC address that a virtio network function has for its next driver, or `None`
+    /// for another function.
+    pub fn mac(&self) -> Option<String> {
+        match &self.kind {
+            FunctionKind::Network(attached) => attached.mac().map(|mac| mac.to_string()),
+            FunctionKind::Nvme(_) | FunctionKind::Hardware => None,
+        }
+    }
+
     /// Returns the means to trace the endpoint's controller.
     ///
     /// # Errors

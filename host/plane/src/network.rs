@@ -22,14 +22,32 @@ const MTU: u16 = 1500;
 pub struct Attached {
     switch: Handle,
     port: PortIndex,
-    /// The device, if it is an e1000.
-    e1000: Option<slipway_e1000::Control>,
+    device: DeviceControl,
+}
+
+/// The handle of a device, by its kind.
+#[derive(Clone)]
+enum DeviceControl {
+    Virtio(slipway_virtio_net::Control),
+    E1000(slipway_e1000::Control),
 }
 
 impl Attached {
     /// Returns the counters of an e1000, or `None` for another device.
     pub fn e1000(&self) -> Option<v1::E1000Counters> {
-        self.e1000.as_ref().map(|device| e1000_counters(&device.counters()))
+        match &self.device {
+            DeviceControl::E1000(device) => Some(e1000_counters(&device.counters())),
+            DeviceControl::Virtio(_) => None,
+        }
+    }
+
+    /// Returns the MAC address of a virtio device, which its driver finds when it resets the
+    /// device. Returns `None` for another device, whose address does not change.
+    pub fn mac(&self) -> Option<Mac> {
+        match &self.device {
+            DeviceControl::Virtio(device) => Some(device.mac()),
+            DeviceControl::E1000(_) => None,
+        }
     }
 }
 
@@ -54,7 +72,8 @@ impl Attached {
     /// Returns the means to bind the port, which has the name of endpoint `id`, to other addresses.
     /// They outlive a lock on this.
     pub fn binding(&self, id: &str) -> Binding {
-        Binding { switch: self.switch.clone(), port: self.port, name: id.to_owned() }
+        let (switch, device) = (self.switch.clone(), self.device.clone());
+        Binding { switch, port: self.port, name: id.to_owned(), device }
     }
 }
 
@@ -63,22 +82,24 @@ pub struct Binding {
     switch: Handle,
     port: PortIndex,
     name: String,
+    device: DeviceControl,
 }
 
 impl Binding {
     /// Binds the port to a client's MAC address, if it has one, and IP addresses, and gives it the
-    /// client's rates, if it has some. Waits for the reactor of the switch.
+    /// client's rates, if it has some. A virtio device has the MAC address, too, as soon as its
+    /// driver resets it: a driver that begins has none to set. Waits for the reactor of the switch.
     ///
     /// # Errors
     /// [`Error::Invalid`] for text that is no address; [`Error::Fabric`] for an address that
-    /// another port has; [`Error::Resources`] if the switch has ended. The port is unchanged then.
+    /// another port has; [`Error::Resources`] if the switch has ended. Nothing has changed then.
     pub fn bind(self, client: &vf_v1::Client) -> Result<(), Error> {
         let mac = &client.mac;
         let mac = (!mac.is_empty()).then(|| parse_mac(mac)).transpose()?;
         let addresses = parse_addresses(&client.addresses)?;
         let max_rate = rate(client.max_rate, client.max_burst);
         let receive_rate = rate(client.receive_rate, client.receive_burst);
-        let Self { switch, port, name } = self;
+        let Self { switch, port, name, device } = self;
         let bound = switch.call(move |owner| {
             // The endpoint may have ended meanwhile, and another port have its index.
             let config = owner.switch().config(port).filter(|config| config.name == name);
@@ -89,7 +110,11 @@ impl Binding {
             owner.configure(port, PortConfig { mac, addresses, max_rate, receive_rate, ..config })
         });
         let bound = bound.map_err(|_| Error::Resources("the switch has ended".to_owned()))?;
-        Ok(bound.map_err(slipway_fabric::Error::Port)?)
+        bound.map_err(slipway_fabric::Error::Port)?;
+        if let (DeviceControl::Virtio(device), Some(mac)) = (&device, mac) {
+            device.set_mac(mac);
+        }
+        Ok(())
     }
 }
 
@@ -126,21 +151,21 @@ pub fn make(
 ) -> Result<(Box<dyn Function>, Attached), Error> {
     let config = port_config(id, wanted)?;
     let mac = config.peer_mac.or(config.mac).unwrap_or_default();
-    let Made { mut device, port, e1000 } = match wanted.model() {
+    let Made { mut device, port, control } = match wanted.model() {
         v1::NetworkModel::Virtio => virtio(wanted, mac, parts, place)?,
         model => e1000(wanted, mac, parts, model == v1::NetworkModel::E1000Csb)?,
     };
     let handed = parts.hand_down(&mut *device);
     handed.map_err(|error| Error::Resources(error.to_string()))?;
     let (switch, port) = attach(port, config, switch)?;
-    Ok((device, Attached { switch, port, e1000 }))
+    Ok((device, Attached { switch, port, device: control }))
 }
 
-/// A function, its end at the switch, and the handle of an e1000.
+/// A function, its end at the switch, and its handle.
 struct Made {
     device: Box<dyn Function>,
     port: Box<dyn Port>,
-    e1000: Option<slipway_e1000::Control>,
+    control: DeviceControl,
 }
 
 fn virtio(
@@ -163,7 +188,8 @@ fn virtio(
         journal: place.map(|place| place.journal.clone()),
     });
     let (device, port) = made.map_err(|error| Error::Invalid(error.to_string()))?;
-    Ok(Made { device: Box::new(device), port: Box::new(port), e1000: None })
+    let control = DeviceControl::Virtio(device.control());
+    Ok(Made { device: Box::new(device), port: Box::new(port), control })
 }
 
 /// Makes an e1000. It has one queue pair, and its driver chooses the MTU.
@@ -183,8 +209,8 @@ fn e1000(
         settings: slipway_e1000::Settings { mac, csb, interval },
     });
     let (device, port) = made.map_err(|error| Error::Invalid(error.to_string()))?;
-    let e1000 = Some(device.control());
-    Ok(Made { device: Box::new(device), port: Box::new(port), e1000 })
+    let control = DeviceControl::E1000(device.control());
+    Ok(Made { device: Box::new(device), port: Box::new(port), control })
 }
 
 fn attach(

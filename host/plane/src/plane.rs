@@ -159,7 +159,8 @@ impl Plane {
     }
 
     /// Has an endpoint admit one client from now on, also one that was made shut. Its port is bound
-    /// to the client's addresses and gets its rates. Waits for the reactor of the switch.
+    /// to the client's addresses and gets its rates, and the function has its MAC address. Waits
+    /// for the reactor of the switch.
     ///
     /// # Errors
     /// [`Error::Unknown`]; [`Error::Invalid`] and [`Error::Fabric`] for addresses that the port
@@ -170,6 +171,12 @@ impl Plane {
             binding.bind(client)?;
         }
         self.with_endpoint(id, |served| served.open_for(client))?
+    }
+
+    /// Returns the MAC address that the virtio network function `id` has for its next driver.
+    /// Returns `None` for any other endpoint.
+    pub(crate) fn mac_of(&self, id: &str) -> Option<String> {
+        self.with_endpoint(id, |served| served.mac()).ok().flatten()
     }
 
     /// Ends an endpoint without waiting for that: its client is disconnected, and no other is

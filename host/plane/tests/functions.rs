@@ -15,8 +15,10 @@ use slipway_plane::{Plane, Settings, VfError, VirtualFunctions};
 use slipway_plane_api::v1::{self, disk::Kind};
 use slipway_plane_api::vf_v1::virtual_functions_server::VirtualFunctions as Calls;
 use slipway_plane_api::vf_v1::{self, template};
+use slipway_switch::Mac;
 use slipway_vf_pool::Owner;
 use slipway_vfio_user_client::{Client, sealed_memory};
+use slipway_virtio_net::driver as net;
 use tonic::Request;
 
 use common::*;
@@ -209,6 +211,7 @@ fn a_function_is_for_the_client_that_its_owner_said() {
     };
     let lease = take_for(&functions, "pool", "a", Some(client));
     assert_eq!((&*lease.switch, lease.mtu), ("blue", 0));
+    assert_eq!(lease.mac, "02:00:00:00:00:07");
     let port = || plane.fabric().list_switches().remove(0).ports.remove(0);
     assert_eq!(port().mac, "02:00:00:00:00:07");
     assert_eq!(port().addresses, ["10.0.0.7"]);
@@ -218,9 +221,41 @@ fn a_function_is_for_the_client_that_its_owner_said() {
     // The next owner has said nothing: it gets what the template says.
     functions.give_back("pool", &owner("a")).unwrap();
     let next = take(&functions, "pool", "b");
+    assert_ne!(next.mac, lease.mac);
     assert_eq!((port().mac, port().addresses.len()), (next.mac, 0));
     let mut client = Client::connect(Path::new(&next.socket_path), PATIENCE).unwrap();
     client.map(BASE, MEMORY, other.as_fd(), 0, true).unwrap();
+}
+
+/// A driver sets no MAC address by a command: it has that of its owner's client when it begins.
+#[test]
+fn an_interface_has_the_address_of_its_client_before_its_driver_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let (plane, functions) = functions(folder.path());
+    let switch = v1::CreateSwitchRequest { name: "blue".into(), ..Default::default() };
+    plane.fabric().create_switch(&switch).unwrap();
+    let nic = template::Nic { switch: "blue".into(), mtu: 0 };
+    let kind = Some(template::Kind::Nic(nic));
+    functions.create("pool", vf_v1::Template { kind, count: 1, ..Default::default() }).unwrap();
+    let found = |socket: &str| {
+        let (arena, registers) = connect_driver(Path::new(socket));
+        let arena = net::Arena::new(arena.memory().clone(), BASE, MEMORY);
+        let driver = net::Driver::new(registers, arena, net::Options::default());
+        Mac(driver.unwrap().mac().unwrap()).to_string()
+    };
+    let client = |mac: &str| vf_v1::Client { mac: mac.into(), ..Default::default() };
+    let lease = take_for(&functions, "pool", "a", Some(client("02:00:00:00:00:07")));
+    assert_eq!((found(&lease.socket_path), &*lease.mac), (lease.mac.clone(), "02:00:00:00:00:07"));
+    // The owner lets another client in, which has the function after the first one.
+    let other = functions.admit("pool", &owner("a"), client("02:00:00:00:00:08")).unwrap();
+    assert_eq!((found(&other.socket_path), &*other.mac), (other.mac.clone(), "02:00:00:00:00:08"));
+    let same = functions.admit("pool", &owner("a"), client("")).unwrap();
+    assert_eq!(same.mac, other.mac);
+    // Nothing of it is left for the next owner.
+    functions.give_back("pool", &owner("a")).unwrap();
+    let next = take(&functions, "pool", "b");
+    assert_eq!(found(&next.socket_path), next.mac);
+    assert_ne!(next.mac, other.mac);
 }
 
 /// An owner that never connects leaves a function that is not open to clients.

@@ -27,6 +27,10 @@ pub(crate) fn map(
                 passed = true;
                 at += page;
             }
+            Ok(Continued::Changing) => {
+                passed = true;
+                break;
+            }
             Ok(Continued::Ended) => return,
             // Some of it is not registered (any more): the kernel serves what is touched there.
             Err(_) if most > page => most = page,

@@ -24,12 +24,16 @@ const LOOK: Duration = Duration::from_secs(3600);
 /// The longest wait for the records of sandboxes that are being created, which come once these have
 /// joined their networks.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The age from which a directory without a record is one that a killed daemon has left: no sandbox
+/// is created for as long.
+const LEFT: Duration = Duration::from_secs(60);
 /// The time between two looks for such a record.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// Returns the digests of the images of all sandboxes, running or not, and of all snapshots of the
 /// node whose settings are `config`, whole or in the making. Needs no daemon. Waits for the records
-/// of sandboxes that are being created, 10 s at most.
+/// of sandboxes that are being created, 10 s at most. What a killed daemon has left of such a
+/// sandbox is not waited for once it is a minute old.
 ///
 /// # Errors
 /// [`Error::File`], also for a single record that cannot be read, and [`Error::Invalid`] for a
@@ -82,11 +86,18 @@ fn ids(sandboxes: &Path) -> Result<Vec<String>> {
 fn record_by(store: &Store, until: Instant) -> Result<Option<Record>> {
     loop {
         let record = store.load()?;
-        if record.is_some() || !store.dir().exists() || Instant::now() >= until {
+        if record.is_some() || !is_young(store.dir()) || Instant::now() >= until {
             return Ok(record);
         }
         std::thread::sleep(AGAIN);
     }
+}
+
+/// Returns whether there is a directory that was changed less than [`LEFT`] ago.
+fn is_young(directory: &Path) -> bool {
+    let changed = std::fs::metadata(directory).and_then(|found| found.modified());
+    // An error of `elapsed`: the host's clock was set back meanwhile.
+    changed.is_ok_and(|changed| !changed.elapsed().is_ok_and(|age| age >= LEFT))
 }
 
 /// Removes images that were made for containerd and were not used for `unused_for`.
@@ -229,5 +240,8 @@ mod tests {
         assert!(record_by(&store, later).unwrap().is_none());
         store.create().unwrap();
         assert!(record_by(&store, Instant::now()).unwrap().is_none());
+        let directory = std::fs::File::open(store.dir()).unwrap();
+        directory.set_modified(std::time::SystemTime::now() - LEFT).unwrap();
+        assert!(record_by(&store, later).unwrap().is_none());
     }
 }

@@ -386,7 +386,7 @@ impl Configuring {
 
 /// Starts a task in which the agent configures the interfaces, while the caller goes on. Returns
 /// `None` if the sandbox has no interface. `saved_mac` is the address that the first interface has
-/// until then, in a fork; so has one of a pool.
+/// until then, in a fork.
 pub fn begin(
     sandbox: &Arc<Sandbox>,
     agent: &Agent,
@@ -394,8 +394,7 @@ pub fn begin(
     saved_mac: Option<String>,
 ) -> Option<Configuring> {
     let mut first = wanted(record)?;
-    let taken = record.network.as_ref().and_then(Network::taken).map(|taken| taken.mac.clone());
-    first.saved_mac = saved_mac.or(taken).unwrap_or_default();
+    first.saved_mac = saved_mac.or_else(|| pooled::other_mac(record)).unwrap_or_default();
     let further: Vec<_> = further::of(record).iter().map(namespace::further_settings).collect();
     let interface = record.network.as_ref().and_then(|network| network.namespace.as_ref());
     if let Some(interface) = interface.filter(|_| !further.is_empty()) {

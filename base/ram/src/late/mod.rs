@@ -77,7 +77,7 @@ pub struct LateMemory {
     granules: usize,
     /// The memory with whose bytes the user begins; zeros if there is none.
     template: Option<Arc<Template>>,
-    /// Set when all granules are clean.
+    /// Set when all granules are clean, or holes of the template.
     given: AtomicBool,
     /// Set when hardware was given a part of the memory.
     reached: AtomicBool,
@@ -293,13 +293,20 @@ impl LateMemory {
         }
     }
 
-    /// Takes all granules, like [`LateMemory::take`]. After that, accesses through regions look at
-    /// the table no more, and cost what accesses to other memory cost.
+    /// Takes all granules, like [`LateMemory::take`], except the template's holes, which are the
+    /// user's already. After that, accesses through regions look at the table no more, and cost
+    /// what accesses to other memory cost.
     ///
     /// # Errors
     /// As for [`LateMemory::take`].
     pub fn take_all(&self) -> Result<(), NotYet> {
-        self.take(0, self.len())?;
+        match &self.template {
+            // Memory with room for more has large holes: the time does not grow with them.
+            Some(template) => {
+                template.data().iter().try_for_each(|data| self.take(data.start, data.len()))?;
+            }
+            None => self.take(0, self.len())?,
+        }
         // Pairs with the acquire in `Late::is_given`.
         self.given.store(true, Ordering::Release);
         Ok(())

@@ -182,8 +182,10 @@ impl Worker {
     }
 
     /// Takes kernel events, and delivers each to its task, whose turn comes in the next round.
-    /// Waits for them for at most `timeout` (`None`: for ever; zero: not at all). Returns whether
-    /// there were any. If the kernel cannot wait, the reactor stops.
+    /// Waits for them for at most `timeout` (`None`: for ever; zero: not at all). Returns whether a
+    /// descriptor of a task was ready. Messages of other threads and bells do not count, as no
+    /// other follows them as a rule: what their tasks do is work if the tasks say so. If the kernel
+    /// cannot wait, the reactor stops.
     fn take_events(&self, mut run: Box<Run>, timeout: Option<Duration>) -> StillOurs<bool> {
         let mut buffer = [MaybeUninit::<epoll::Event>::uninit(); EVENTS_PER_WAIT];
         let waited = epoll::wait(&self.watches.epoll, &mut buffer, timespec(timeout).as_ref());
@@ -202,16 +204,16 @@ impl Worker {
                 return Ok((run, false));
             }
         };
-        let mut mail = false;
+        let (mut mail, mut found) = (false, false);
         for event in events.iter() {
             let (key, flags) = (event.data.u64(), event.flags);
             if key == BELL {
                 mail = true;
-            } else if let Some((id, token)) = self.watches.owner(key) {
+            } else if let Some((id, token, is_bell)) = self.watches.owner(key) {
+                found |= !is_bell;
                 run.deliver(id, token, flags);
             }
         }
-        let found = !events.is_empty();
         if mail {
             run.mail.extend(run.mailbox.take());
             (run, ()) = self.handle_mail(run)?;
@@ -414,4 +416,62 @@ pub(crate) fn pin(cpu: Option<usize>) -> std::io::Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, OwnedFd};
+
+    use super::*;
+    use crate::Interest;
+    use crate::mailbox::Mailbox;
+
+    /// A task that waits for a descriptor.
+    struct Waits(OwnedFd, Interest);
+
+    impl Task for Waits {
+        fn start(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
+            context.watch(self.0.as_fd(), self.1, 7)
+        }
+
+        fn poll(&mut self, _: &mut Context<'_>) -> Step {
+            Step::Idle(None)
+        }
+    }
+
+    /// Takes the events that there are. Returns whether there was one of a task.
+    fn look(worker: &Worker, run: Box<Run>) -> (Box<Run>, bool) {
+        let Ok(looked) = worker.take_events(run, Some(Duration::ZERO)) else {
+            panic!("the reactor is lost")
+        };
+        looked
+    }
+
+    /// A reactor that polled after each message would do so in vain: a VF that is taken is one.
+    #[test]
+    fn a_message_is_no_work_by_itself_and_a_ready_descriptor_is() {
+        let mailbox = Arc::new(Mailbox::new().unwrap());
+        let run = Run::new(Arc::default(), Arc::clone(&mailbox), None).unwrap();
+        let worker = Worker::new(&run, None);
+        let [(reader, writer), (bell, ringer)] = [(); 2].map(|()| rustix::pipe::pipe().unwrap());
+        let (id, of_bell) = (TaskId(1), TaskId(2));
+        for (id, waits) in
+            [(id, Waits(reader, Interest::Read)), (of_bell, Waits(bell, Interest::Bell))]
+        {
+            mailbox.push(Message::Add(id, Box::new(waits))).unwrap();
+        }
+        let (run, found) = look(&worker, run);
+        assert_eq!((found, run.ready.len()), (false, 2));
+        rustix::io::write(&ringer, b"x").unwrap();
+        let (mut run, found) = look(&worker, run);
+        let rung = run.tasks.find(of_bell).and_then(|(_, slot)| slot.body.as_ref());
+        assert!(!found && rung.is_some_and(|body| body.events.len() == 1));
+        mailbox.push(Message::Wake(id)).unwrap();
+        let (run, found) = look(&worker, run);
+        assert!(!found);
+        rustix::io::write(&writer, b"x").unwrap();
+        mailbox.push(Message::Wake(id)).unwrap();
+        let (_run, found) = look(&worker, run);
+        assert!(found);
+    }
 }

@@ -1,6 +1,7 @@
 //! Resets, quiescing, queues that come and go.
 
 use slipway_pci::{Function, Progress};
+use slipway_switch::Mac;
 use slipway_virtio_spec::Status;
 use slipway_virtio_spec::net::Header;
 
@@ -26,6 +27,30 @@ fn a_reset_waits_for_the_port() {
         world.settle();
         assert_eq!(a.driver.transmit[0].reap().unwrap(), 0);
     }
+}
+
+#[test]
+fn an_address_of_the_hosts_is_the_drivers_from_its_next_reset_on() {
+    let (world, mut a, _b) = pair(Setup::new(1), Setup::new(2));
+    let (first, other) = (a.mac, Mac::local(77));
+    let control = a.device().control();
+    control.set_mac(other);
+    assert_eq!((control.mac(), a.driver.mac().unwrap()), (other, first.0));
+    control.set_mac(Mac::BROADCAST);
+    a.driver.start().unwrap();
+    world.settle();
+    assert_eq!((control.mac(), a.driver.mac().unwrap()), (other, other.0));
+    // A successor that is made with the address takes it for the host's, as its predecessor did.
+    while !a.device().quiesce() {
+        world.settle();
+    }
+    let state = a.device().save();
+    let (mut next, _port, _) = Setup::new(1).settings(|settings| settings.mac = other).device();
+    next.restore(&state).unwrap();
+    assert_eq!(next.driven.filter.mac, other.0);
+    let (mut moved, _port, _) = Setup::new(3).device();
+    moved.restore(&state).unwrap();
+    assert_eq!(moved.driven.filter.mac, Mac::local(3).0);
 }
 
 #[test]

@@ -166,6 +166,8 @@ impl Device for Function {
         let hardware = self.hardware.as_ref();
         let address = hardware.map_or_else(String::new, |one| one.address().to_string());
         let v1::VirtioNet { mac, switch, mtu, .. } = virtio_net.unwrap_or_default();
+        // An owner's client may have said another one, also to the last daemon.
+        let mac = self.plane.mac_of(&id).unwrap_or(mac);
         let (number, kind) = (0, kind.to_owned());
         vf_v1::Lease { number, id, socket_path, mac, switch, mtu, kind, address }
     }

@@ -315,7 +315,7 @@ impl Task for Endpoint {
         if context.is_alone() {
             self.shared.live.stalls.fetch_add(1, Ordering::Relaxed);
         }
-        context.watch(self.shared.bell(), Interest::Read, CONTROL)?;
+        context.watch(self.shared.bell(), Interest::Bell, CONTROL)?;
         if self.entrance.is_open {
             self.entrance.open(context)?;
         }

@@ -4,8 +4,8 @@
 //! the sandbox's VMM is let in then, and the function stays the attachment's.
 //!
 //! The function is taken when the sandbox starts, for its VMM's user, its memory, and the addresses
-//! of its interface. The guest gives the interface the sandbox's MAC address, as a fork's does. The
-//! function goes back when the sandbox ends; what a killed daemon has left is taken back by the
+//! of its interface. It has the sandbox's MAC address when the guest's driver begins. The function
+//! goes back when the sandbox ends; what a killed daemon has left is taken back by the
 //! next one ([`reconcile`]), which knows the sandboxes that live.
 
 use std::path::PathBuf;
@@ -189,6 +189,14 @@ pub async fn give_back(node: &Node, record: &Record) -> Result<()> {
     Error::unless_gone(functions.r#return(request).await)
 }
 
+/// Returns the MAC address of a sandbox's function, if that is another one than the guest's
+/// interface shall have. Returns `None` if the guest has nothing to change.
+pub fn other_mac(record: &Record) -> Option<String> {
+    let network = record.network.as_ref()?;
+    let mac = &network.taken()?.mac;
+    (mac != network.mac_in_guest()).then(|| mac.clone())
+}
+
 /// Returns whether the function that the record names is still the sandbox's, or `true` if it names
 /// none. Somebody else may have the function after a restart of the plane, or if root gave it back.
 ///
@@ -250,6 +258,23 @@ mod tests {
         // A record of an earlier version names no owner.
         let early = r#"{"name": "nics", "needed": false, "taken": null}"#;
         assert!(serde_json::from_str::<FunctionPool>(early).unwrap().owner.is_empty());
+    }
+
+    #[test]
+    fn the_guest_changes_the_address_of_a_function_that_has_another_one() {
+        let mut record = crate::adopt::tests::record_of(crate::record::SandboxState::Running);
+        let mut with = |mac: &str| {
+            let (id, socket, mac) = ("nics.0".to_owned(), PathBuf::from("/s"), mac.to_owned());
+            let taken = Some(TakenFunction { id, socket, mac });
+            let (name, owner) = ("nics".to_owned(), String::new());
+            let pool = Some(FunctionPool { name, needed: true, owner, taken });
+            record.network = Some(Network { pool, ..network() });
+            other_mac(&record)
+        };
+        assert_eq!(with("5a:11:0a:d5:00:02"), None);
+        assert_eq!(with("5a:12:00:00:00:01").as_deref(), Some("5a:12:00:00:00:01"));
+        record.network = None;
+        assert_eq!(other_mac(&record), None);
     }
 
     #[test]

@@ -114,7 +114,8 @@ fn settings(given: &Given) -> Option<agent_v1::ConfigureNetworkRequest> {
         address: address.clone(),
         prefix: *prefix,
     };
-    let (mac, saved_mac) = match nic.mac.is_empty() {
+    let has_it = nic.mac.is_empty() || nic.mac == nic.own_mac;
+    let (mac, saved_mac) = match has_it {
         true => (nic.own_mac.clone(), String::new()),
         false => (nic.mac.clone(), nic.own_mac.clone()),
     };
@@ -193,6 +194,9 @@ mod tests {
         assert_eq!((request.mac.as_str(), request.mtu), ("5a:11:0a:50:00:02", 1500));
         // The guest finds it by the function's own address, and gives it the other one.
         assert_eq!(request.saved_mac, "5a:12:00:00:00:01");
+        let mac = "5a:11:0a:50:00:02".to_owned();
+        let has_it = settings_of(GivenNic { own_mac: mac.clone(), mac, ..nic() });
+        assert_eq!((&*has_it.mac, &*has_it.saved_mac), ("5a:11:0a:50:00:02", ""));
         assert!(request.gateways.is_empty() && request.routes.is_empty());
     }
 

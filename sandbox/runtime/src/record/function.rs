@@ -29,7 +29,8 @@ pub struct TakenFunction {
     pub id: String,
     /// Its socket.
     pub socket: PathBuf,
-    /// Its own MAC address, which the guest replaces by that of the sandbox's interface.
+    /// The MAC address that it had when it was taken: that of the sandbox's interface, or another
+    /// one, which the guest replaces.
     pub mac: String,
 }
 

@@ -32,6 +32,9 @@ pub(crate) const UNFINISHED: &str = ".unfinished";
 /// A template once it was checked and loaded. The lock is held while it is.
 type Loaded = Arc<tokio::sync::Mutex<Option<Arc<Template>>>>;
 
+/// The templates that were asked for, by their names.
+type AllLoaded = Mutex<BTreeMap<String, Loaded>>;
+
 /// The templates of a node.
 pub(crate) struct Templates {
     dir: PathBuf,
@@ -40,8 +43,7 @@ pub(crate) struct Templates {
     prefix: String,
     /// The names of those that are being made or removed.
     busy: Arc<Mutex<BTreeSet<String>>>,
-    /// The templates that were asked for, by their names.
-    loaded: Mutex<BTreeMap<String, Loaded>>,
+    loaded: Arc<AllLoaded>,
     /// The memories that the pool has of these.
     memories: Arc<Memories>,
 }
@@ -79,23 +81,15 @@ impl Templates {
     /// [`Error::NoTemplate`]; [`Error::Template`] if its files are not as they were written.
     pub(crate) async fn get(&self, name: &str) -> Result<Arc<Template>> {
         name::check_template(name)?;
-        let place = Arc::clone(lock(&self.loaded).entry(name.to_owned()).or_default());
-        let mut loaded = place.lock().await;
+        // Declared before the lock, and dropped after it.
+        let asked = Asked::of(&self.loaded, name);
+        let mut loaded = asked.place.lock().await;
         if let Some(template) = &*loaded {
             return Ok(Arc::clone(template));
         }
-        let template = self.load(name).await.map(Arc::new);
-        if let Ok(template) = &template {
-            *loaded = Some(Arc::clone(template));
-            return Ok(Arc::clone(template));
-        }
-        drop(loaded);
-        let mut all = lock(&self.loaded);
-        // A name that nothing has is not remembered, unless another call waits for it.
-        if Arc::strong_count(&place) == 2 {
-            all.remove(name);
-        }
-        template
+        let template = Arc::new(self.load(name).await?);
+        *loaded = Some(Arc::clone(&template));
+        Ok(template)
     }
 
     /// Checks a template and has the plane's pool load its memory, both at a time.
@@ -129,7 +123,7 @@ impl Templates {
         apart(read).await.unwrap_or_default()
     }
 
-    /// Removes a template.
+    /// Removes a template. A caller that does not wait for the end changes nothing of that.
     ///
     /// # Errors
     /// [`Error::NoTemplate`], [`Error::File`].
@@ -137,8 +131,7 @@ impl Templates {
         name::check_template(name)?;
         let (dir, gone) = (self.dir.join(name), self.dir.join(format!("{name}{UNFINISHED}")));
         let (its, busy) = (name.to_owned(), self.take_name(name)?);
-        let removed = apart(move || {
-            let _busy = busy;
+        let files = move || {
             let _ = fs::remove_dir_all(&gone);
             // Renamed first: a daemon that is killed leaves all of it or what `clean` removes.
             match fs::rename(&dir, &gone) {
@@ -148,23 +141,34 @@ impl Templates {
                 renamed => renamed.map_err(Error::file("cannot remove", &dir))?,
             }
             fs::remove_dir_all(&gone).map_err(Error::file("cannot remove", &gone))
+        };
+        let unloaded = self.unloaded(name);
+        let removed = tokio::spawn(async move {
+            // Another template of the name is not loaded before this one is forgotten.
+            let _busy = busy;
+            let removed = apart(files).await;
+            unloaded.await;
+            removed
         });
-        let removed = removed.await;
-        self.unload(name).await;
-        removed
+        removed.await.unwrap_or(Err(Error::Closed))
     }
 
     /// Forgets what was loaded of a template. Its files stay. A caller that does not wait for the
     /// end changes nothing of that.
     pub(crate) async fn unload(&self, name: &str) {
-        let Some(loaded) = lock(&self.loaded).remove(name) else { return };
+        let _ = tokio::spawn(self.unloaded(name)).await;
+    }
+
+    /// Returns the work of [`Templates::unload`].
+    fn unloaded(&self, name: &str) -> impl Future<Output = ()> + Send + use<> {
+        let (all, name) = (Arc::clone(&self.loaded), name.to_owned());
         let memories = Arc::clone(&self.memories);
-        let unloaded = tokio::spawn(async move {
+        async move {
+            let Some(loaded) = lock(&all).remove(&name) else { return };
             if let Some(template) = &*loaded.lock().await {
                 memories.remove(&template.memory.to_string()).await;
             }
-        });
-        let _ = unloaded.await;
+        }
     }
 
     /// Returns whether there is a template or snapshot of this name that is of the other kind.
@@ -218,6 +222,34 @@ impl Templates {
             return Err(Error::Template { name: name.to_owned(), why });
         }
         Ok(Busy { name: name.to_owned(), all: Arc::clone(&self.busy) })
+    }
+}
+
+/// A template that a call asks for. A name that nothing has is forgotten with the last call that
+/// asks for it, also if that call is given up.
+struct Asked<'a> {
+    all: &'a AllLoaded,
+    name: &'a str,
+    place: Loaded,
+}
+
+impl<'a> Asked<'a> {
+    fn of(all: &'a AllLoaded, name: &'a str) -> Self {
+        let place = Arc::clone(lock(all).entry(name.to_owned()).or_default());
+        Self { all, name, place }
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        let mut all = lock(self.all);
+        // No call gets another reference meanwhile: there are this one and the map's.
+        let is_last = Arc::strong_count(&self.place) == 2;
+        let is_its = all.get(self.name).is_some_and(|one| Arc::ptr_eq(one, &self.place));
+        let is_empty = || self.place.try_lock().is_ok_and(|loaded| loaded.is_none());
+        if is_last && is_its && is_empty() {
+            all.remove(self.name);
+        }
     }
 }
 
@@ -318,6 +350,7 @@ pub(crate) fn create_file(path: &Path) -> std::io::Result<File> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
+    use std::time::Duration;
 
     use tonic::transport::Endpoint;
 
@@ -387,6 +420,42 @@ mod tests {
         assert!(matches!(all.get("a").await, Err(Error::NoTemplate(_))));
         assert!(matches!(all.remove("a").await, Err(Error::NoTemplate(_))));
         assert!(matches!(all.get("../a").await, Err(Error::Invalid(_))));
+    }
+
+    /// Waits until nothing of any template is loaded, or asked for.
+    async fn forgets_all(templates: &Templates) {
+        let forgotten = async {
+            while !lock(&templates.loaded).is_empty() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), forgotten).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_call_that_is_given_up_leaves_no_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = templates(dir.path());
+        let place = Arc::clone(lock(&all.loaded).entry("a".to_owned()).or_default());
+        let held = place.lock().await;
+        assert!(tokio::time::timeout(Duration::ZERO, all.get("a")).await.is_err());
+        assert!(lock(&all.loaded).contains_key("a"), "another call asks for it");
+        drop(held);
+        drop(place);
+        let _ = tokio::time::timeout(Duration::ZERO, all.get("a")).await;
+        forgets_all(&all).await;
+        make(&all, "a").await;
+        lock(&all.loaded).insert("a".to_owned(), Loaded::default());
+        let mut removal = Box::pin(all.remove("a"));
+        // Its first part alone.
+        std::future::poll_fn(|context| {
+            let _ = removal.as_mut().poll(context);
+            std::task::Poll::Ready(())
+        })
+        .await;
+        drop(removal);
+        forgets_all(&all).await;
+        assert!(matches!(all.get("a").await, Err(Error::NoTemplate(_))));
     }
 
     #[tokio::test]
