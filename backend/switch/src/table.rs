@@ -5,9 +5,12 @@
 //! so that a guest cannot choose addresses that fall into one set. Each port has a limit, so that
 //! one guest cannot make the switch forget other guests' stations.
 //!
-//! The sizes are `LearningOptions`: `Fabric::switch_or_new` (`host/fabric`, `fabric`) takes the
-//! defaults, and no user can change them. The most ports of a switch are `MAX_PORTS` (`index`).
-//! `docs/networks.md` names these limits if users meet them; tests are below, and `forwarding`.
+//! The sizes and the age are `LearningOptions`: `Fabric::switch_or_new` (`host/fabric`, `fabric`)
+//! takes the defaults, and no user can change them. For a user's choice, `CreateSwitchRequest`
+//! (`plane.proto`) needs a field that `Fabric::create_switch` passes on, and a network the property
+//! (the head of `ledger` in `host/network`); a switch that an endpoint names first has the defaults
+//! even so. The most ports of a switch are `MAX_PORTS` (`index`). `docs/networks.md` names these
+//! limits if users meet them; tests are below, and `forwarding`.
 
 use std::collections::HashMap;
 

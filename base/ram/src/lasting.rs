@@ -52,7 +52,7 @@ enum Holder {
     /// A pinned piece of another party's memory.
     Span(#[allow(dead_code)] Span), // held, not read
     Heap,
-    /// Placeholder during the drop.
+    /// The memory is being freed: `drop` has taken the holder out.
     None,
 }
 
@@ -167,7 +167,8 @@ impl Lasting {
         Ok(Self { memory: Arc::new(memory), start: 0, len: words })
     }
 
-    /// Returns zeroed words on the heap, for tests whose "next process" is the next object.
+    /// Returns zeroed words on the heap, for tests in which the successor is another object of the
+    /// same process.
     pub fn heap(bytes: usize) -> Self {
         let words: Box<[AtomicU64]> = (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
         let (len, base) = (words.len(), Box::into_raw(words).cast());
@@ -229,6 +230,8 @@ impl Lasting {
         self.words().as_ptr().cast_mut().cast()
     }
 
+    /// Stores `from` from the first word on, and zeros behind it up to a whole word. Bytes beyond
+    /// the memory are dropped.
     fn store_bytes(&self, from: &[u8]) {
         for (word, bytes) in self.words().iter().zip(from.chunks(8)) {
             let mut value = [0; 8];
@@ -237,6 +240,7 @@ impl Lasting {
         }
     }
 
+    /// Returns the first `len` bytes, or all if there are fewer.
     fn load_bytes(&self, len: usize) -> Vec<u8> {
         let words = self.words().iter().take(len.div_ceil(8));
         let mut bytes: Vec<u8> =
@@ -257,12 +261,18 @@ pub struct Snapshots {
 }
 
 impl Snapshots {
+    /// Bytes of the header: a cache line.
     const HEAD: usize = 64;
+    /// The word that counts the changes.
+    const CHANGES: usize = 0;
+    /// The words with the lengths of the two places' values.
+    const LENGTHS: [usize; 2] = [1, 2];
 
     /// Uses all of `memory`, of which a value may fill a little less than half. Returns `None` if
     /// `memory` is shorter than the header.
     pub fn new(memory: &Lasting) -> Option<Self> {
         let (head, rest) = memory.split(Self::HEAD)?;
+        // Half of the rest, in whole words.
         let (first, second) = rest.split(rest.len() / 16 * 8)?;
         Some(Self { head, places: [first, second] })
     }
@@ -271,24 +281,24 @@ impl Snapshots {
     #[must_use]
     pub fn store(&self, value: &[u8]) -> bool {
         let words = self.head.words();
-        let next = words[0].load(Ordering::Relaxed).wrapping_add(1);
+        let next = words[Self::CHANGES].load(Ordering::Relaxed).wrapping_add(1);
         let at = (next % 2) as usize;
         if value.len() > self.places[at].len() {
             return false;
         }
         self.places[at].store_bytes(value);
-        words[1 + at].store(value.len() as u64, Ordering::Relaxed);
+        words[Self::LENGTHS[at]].store(value.len() as u64, Ordering::Relaxed);
         // Release: a reader that sees the count sees the value.
-        words[0].store(next, Ordering::Release);
+        words[Self::CHANGES].store(next, Ordering::Release);
         true
     }
 
     /// Returns the value, or `None` if none was stored or its length is invalid.
     pub fn load(&self) -> Option<Vec<u8>> {
         let words = self.head.words();
-        let count = words[0].load(Ordering::Acquire);
+        let count = words[Self::CHANGES].load(Ordering::Acquire);
         let at = (count % 2) as usize;
-        let len = usize::try_from(words[1 + at].load(Ordering::Relaxed)).ok()?;
+        let len = usize::try_from(words[Self::LENGTHS[at]].load(Ordering::Relaxed)).ok()?;
         let place = &self.places[at];
         (count != 0 && len <= place.len()).then(|| place.load_bytes(len))
     }

@@ -1,4 +1,8 @@
-//! Frames to the driver (sections 5.1.6.3 and 5.1.6.4).
+//! Frames to the driver (Virtio 1.3, sections 5.1.6.3 and 5.1.6.4).
+//!
+//! The driver's buffers are read and pinned ahead of their frames ([`Receiver::fill`]). A frame is
+//! copied into as many of them as it needs ([`Receiver::put`]), and these are reported as used. A
+//! frame that has no room leaves its buffers for the next one.
 
 use slipway_ethernet_spec::EthernetFrame;
 use slipway_ram::{Access, Fault};
@@ -14,7 +18,8 @@ use crate::slots::{Cursor, Slot};
 
 /// The number of buffers that are read and pinned ahead of their frames; a power of two.
 const AHEAD: usize = 2 * BATCH;
-/// Most buffers of one frame: 64 KiB and the header in buffers of a kilobyte.
+/// The most buffers that one frame may fill: a frame of 64 KiB with its header, in buffers of a
+/// kilobyte each.
 const MOST: usize = BATCH + 1;
 
 /// A receive queue.
@@ -37,6 +42,7 @@ enum Outcome {
 }
 
 impl Receiver {
+    /// Makes a receiver on a queue, without buffers.
     pub fn new(virtqueue: Virtqueue) -> Self {
         let slots = (0..AHEAD).map(|_| Slot::default()).collect();
         Self { virtqueue, chain: Chain::default(), slots, first: 0, ready: 0 }
@@ -82,7 +88,11 @@ impl Receiver {
         Ok(delivered)
     }
 
-    /// Reads and pins buffers ahead, at least `wanted` if there are as many and they fit.
+    /// Reads and pins further buffers: up to `wanted` of them, at most [`BATCH`], as far as the
+    /// driver has made buffers available and `slots` has room.
+    ///
+    /// # Errors
+    /// [`Broken`] if the queue or a buffer is invalid.
     #[inline]
     fn fill(&mut self, common: &mut Common, wanted: usize) -> Result<(), Broken> {
         let mut heads = [0; BATCH];
@@ -119,6 +129,7 @@ impl Receiver {
         Ok(())
     }
 
+    /// Returns the buffer that is `index` places behind the next one to fill.
     #[inline]
     fn slot(&self, index: usize) -> &Slot {
         &self.slots[(self.first + index) % AHEAD]
@@ -134,8 +145,9 @@ impl Receiver {
             return Ok(Outcome::Refused);
         }
         let total = HEADER + len;
+        let most = if merges { MOST } else { 1 };
         let (mut buffers, mut room) = (0, 0);
-        while room < total && buffers < if merges { MOST } else { 1 } {
+        while room < total && buffers < most {
             if buffers == self.ready {
                 self.fill(common, BATCH)?;
                 if buffers == self.ready {
@@ -174,6 +186,7 @@ impl Receiver {
         cursor.write(header.as_bytes()).is_ok() && cursor.fill(&mut reader).is_ok()
     }
 
+    /// Reports the next `buffers` buffers as used, by `total` bytes together.
     #[inline]
     fn report(&mut self, common: &Common, total: usize, buffers: usize) -> Result<(), Broken> {
         let mut left = total;
@@ -196,6 +209,7 @@ impl Receiver {
     }
 }
 
+/// Returns whether the driver's filter lets a frame pass, by destination and VLAN.
 #[inline]
 fn wants(common: &Common, burst: &Burst, pick: Pick) -> bool {
     let filter = &common.rules.filter;

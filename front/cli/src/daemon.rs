@@ -73,6 +73,7 @@ enum Mode {
 }
 
 impl Mode {
+    /// Returns the mode that settings and arguments ask for.
     fn of(config: &Config, args: &DaemonArgs) -> Self {
         match (args.ends_when_idle, config.keeper) {
             (true, _) => Self::Embedded,
@@ -81,6 +82,7 @@ impl Mode {
         }
     }
 
+    /// Returns whether the daemon ends by itself when it has no clients and no work.
     fn ends_when_idle(self) -> bool {
         self == Self::Embedded
     }
@@ -91,8 +93,12 @@ impl Mode {
     }
 }
 
-/// Serves until it is told to end, or, as [`Mode::Embedded`], until it is idle. With `check` of the
-/// arguments it looks at the settings only.
+/// Runs the daemon until a signal ends it, or, as [`Mode::Embedded`], until the daemon is idle.
+/// With `--check` it looks at the settings only. Returns the exit status: 0 also where another
+/// daemon serves or is to serve, and this one ends at once.
+///
+/// # Errors
+/// The error of the first step that failed.
 pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
     let mode = Mode::of(&config, args);
     let poll_budget = poll_budget_of(&config, args)?;
@@ -143,7 +149,8 @@ async fn serve_clients(
     let router = served.router(mode);
     let socket = config.socket();
     std::fs::rename(unseen(config), &socket)?;
-    // From here on this daemon removes containers; those that were removed before left notes.
+    // A DEL of the CNI plugin finds this daemon from here on. Earlier ones may have left notes,
+    // which are carried out now.
     served.networks.catch_up().await;
     tracing::info!(socket = %socket.display(), "serving");
     systemd::ready();
@@ -254,7 +261,7 @@ async fn open_networks(
     let settings = slipway_network::Settings {
         dir: config.networks_dir(),
         ports_dir: config.ports_dir(),
-        table: table(config),
+        table: filter_table(config),
         resolv_conf: "/etc/resolv.conf".into(),
         reach: reach(config)?,
         forwarding: slipway_network::FORWARDING_FILE.into(),
@@ -264,7 +271,7 @@ async fn open_networks(
 
 /// Returns the name of the packet filter's table. Each data directory, and so each daemon, has its
 /// own.
-fn table(config: &Config) -> String {
+fn filter_table(config: &Config) -> String {
     if config.data_dir == Config::default().data_dir {
         return "slipway".to_owned();
     }
@@ -402,9 +409,10 @@ async fn idle(served: &Served, connections: &watch::Sender<usize>) {
         // connections, which `connected` covers, and with sandboxes, which `changes` covers.
         let connected_now = *connected.borrow_and_update();
         changes.borrow_and_update();
-        let disks = !plane.list_disks().is_empty();
-        let used = !plane.list().is_empty() || disks || plane.fabric().count_ports() > 0;
-        let used = used || functions.is_in_use() || networks.is_attached().await;
+        let plane_used = !plane.list().is_empty()
+            || !plane.list_disks().is_empty()
+            || plane.fabric().count_ports() > 0;
+        let used = plane_used || functions.is_in_use() || networks.is_attached().await;
         let busy = node.live() > 0 || connected_now > 0 || used;
         tokio::select! {
             () = tokio::time::sleep(IDLE), if !busy => return,

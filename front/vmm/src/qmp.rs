@@ -5,8 +5,9 @@
 //! (`spec/qmp-spec`); `Process::carry_out` (`process.rs`) carries it out; `filter` admits the
 //! system calls that it needs beyond those of before; `docs/vmm.md`, "Control", has a row for it.
 //! A command that the daemon uses has a method of `Qmp` (`host/hypervisor`, `qmp`), and one of the
-//! trait `Vm` if the runtime calls it. Tests: `tests/process` of this crate, and `qmp/tests.rs` of
-//! `host/hypervisor`; the fuzz target `vmm-control` reads it as it is.
+//! trait `Vm` if the runtime calls it. `slipway-hollow` refuses it, unless `execute` of
+//! `front/hollow` (`process`) has an arm for it. Tests: `tests/process` of this crate, and
+//! `qmp/tests.rs` of `host/hypervisor`; the fuzz target `vmm-control` reads it as it is.
 
 use serde_json::{Value, json};
 pub use slipway_qmp_spec::{CPU_DRIVER, Command, Request, answer, parse, path, status};

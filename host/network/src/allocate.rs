@@ -1,7 +1,7 @@
 //! Allocation of addresses.
 //!
-//! A sandbox gets the lowest free IPv4 address, and the IPv6 address with the same number. Its MAC
-//! address follows from the IPv4 address, so that an address which is given out again finds no
+//! A sandbox gets the lowest free IPv4 address, and the IPv6 address with the same host number. Its
+//! MAC address follows from the IPv4 address, so that an address which is given out again finds no
 //! stale neighbour entries.
 
 use std::collections::BTreeSet;
@@ -24,25 +24,26 @@ pub struct AddressRequest {
 }
 
 impl AddressRequest {
-    /// Parses the arguments of a command line; empty ones are no wishes.
+    /// Parses the arguments of a command line: at most one address of each family, and a MAC
+    /// address, or an empty text for one that is to be chosen.
     ///
     /// # Errors
     /// [`Error::Invalid`].
     pub fn parse(addresses: &[String], mac: &str) -> Result<Self> {
-        let mut wish = Self::default();
+        let mut request = Self::default();
         for text in addresses {
             let bad = |why: &str| Error::Invalid(format!("\"{text}\" {why}"));
             match text.parse().map_err(|_| bad("is no IP address"))? {
-                IpAddr::V4(address) if wish.ipv4.is_none() => wish.ipv4 = Some(address),
-                IpAddr::V6(address) if wish.ipv6.is_none() => wish.ipv6 = Some(address),
+                IpAddr::V4(address) if request.ipv4.is_none() => request.ipv4 = Some(address),
+                IpAddr::V6(address) if request.ipv6.is_none() => request.ipv6 = Some(address),
                 IpAddr::V4(_) => return Err(bad("is a second IPv4 address; a sandbox has one")),
                 IpAddr::V6(_) => return Err(bad("is a second IPv6 address; a sandbox has one")),
             }
         }
         if !mac.is_empty() {
-            wish.mac = Some(mac.parse()?);
+            request.mac = Some(mac.parse()?);
         }
-        Ok(wish)
+        Ok(request)
     }
 }
 
@@ -50,19 +51,19 @@ impl AddressRequest {
 ///
 /// # Errors
 /// [`Error::Invalid`], [`Error::Taken`], [`Error::Full`].
-pub fn choose(network: &Network, name: &str, wish: &AddressRequest) -> Result<Lease> {
-    let ipv4 = match wish.ipv4 {
+pub fn choose(network: &Network, name: &str, request: &AddressRequest) -> Result<Lease> {
+    let ipv4 = match request.ipv4 {
         Some(address) => wanted4(network, address)?,
         None => free4(network).ok_or_else(|| Error::Full {
             network: network.name.clone(),
             subnet: network.subnet.to_string(),
         })?,
     };
-    let ipv6 = match wish.ipv6 {
+    let ipv6 = match request.ipv6 {
         Some(address) => wanted6(network, address)?,
         None => free6(network, ipv4),
     };
-    let mac = match wish.mac {
+    let mac = match request.mac {
         Some(mac) => wanted_mac(network, mac)?,
         None => free_mac(network, ipv4),
     };
@@ -77,6 +78,10 @@ pub fn choose(network: &Network, name: &str, wish: &AddressRequest) -> Result<Le
     })
 }
 
+/// Checks an IPv4 address that a sandbox asks for, and returns it.
+///
+/// # Errors
+/// [`Error::Invalid`], [`Error::Taken`].
 fn wanted4(network: &Network, address: Ipv4Addr) -> Result<Ipv4Addr> {
     let subnet = network.subnet;
     let refuse = |why: &str| unusable(network, address.into(), why);
@@ -98,6 +103,10 @@ fn wanted4(network: &Network, address: Ipv4Addr) -> Result<Ipv4Addr> {
     }
 }
 
+/// Checks an IPv6 address that a sandbox asks for, and returns it.
+///
+/// # Errors
+/// [`Error::Invalid`], [`Error::Taken`].
 fn wanted6(network: &Network, address: Ipv6Addr) -> Result<Ipv6Addr> {
     let prefix = network.prefix;
     let refuse = |why: &str| unusable(network, address.into(), why);
@@ -125,6 +134,10 @@ fn unusable<T>(network: &Network, address: IpAddr, why: &str) -> Result<T> {
     )))
 }
 
+/// Checks a MAC address that a sandbox asks for, and returns it.
+///
+/// # Errors
+/// [`Error::Invalid`], [`Error::Taken`].
 fn wanted_mac(network: &Network, mac: Mac) -> Result<Mac> {
     if mac == network.gateway_mac() {
         return Err(Error::Invalid(format!("{mac} is the gateway's MAC address")));
@@ -141,11 +154,13 @@ fn wanted_mac(network: &Network, mac: Mac) -> Result<Mac> {
     }
 }
 
+/// Refuses an address that a lease has.
 fn taken<T>(address: impl ToString, lease: &Lease) -> Result<T> {
     let owner = format!("sandbox {}", lease.name);
     Err(Error::Taken { address: address.to_string(), owner })
 }
 
+/// Returns the lowest free IPv4 address. Returns `None` if the subnet has none.
 fn free4(network: &Network) -> Option<Ipv4Addr> {
     let leased = network.leases.values().map(|lease| lease.ipv4);
     let mut taken: Vec<Ipv4Addr> = leased.chain([network.gateway]).collect();
@@ -158,7 +173,8 @@ fn free4(network: &Network) -> Option<Ipv4Addr> {
     })
 }
 
-/// Chooses an IPv6 address. A prefix has more addresses than any node has sandboxes.
+/// Returns a free IPv6 address: that with the host number of `ipv4`, or one beyond the numbers of
+/// the IPv4 subnet if that is taken.
 fn free6(network: &Network, ipv4: Ipv4Addr) -> Ipv6Addr {
     let mut leased = network.leases.values().map(|lease| lease.ipv6);
     let index = ipv4.to_bits() & network.subnet.hostmask().to_bits();
@@ -174,6 +190,7 @@ fn free6(network: &Network, ipv4: Ipv4Addr) -> Ipv6Addr {
     candidates.find(free).unwrap_or_else(|| nth6(network.prefix, u32::MAX))
 }
 
+/// Returns a free MAC address: that which is derived from `ipv4`, unless it is taken.
 fn free_mac(network: &Network, ipv4: Ipv4Addr) -> Mac {
     let ports = network.ports.values().filter_map(|port| port.mac);
     let used = network.leases.values().map(|lease| lease.mac).chain(ports);

@@ -11,11 +11,11 @@
 //!
 //! A new property of networks is a field of [`Network`], with `#[serde(default)]` since files of
 //! earlier builds lack it, and one of `CreateNetworkRequest` and `Network` in `network.proto`.
-//! `Networks::make` checks it, and `describe` shows it (`networks`). The packet filter's part of it
-//! is in `rules`, the name server's in `dns/zone.rs`, and the switch's in `networks`. In
-//! `front/cli`, `NetworkCommand::Create` (`args/network.rs`) has the option, and `network.rs` the
-//! request and `as_json`. `docs/networks.md` describes it; tests are `tests/networks_as_root.rs`
-//! and `tests/e2e/45-network.sh`.
+//! `Networks::make` checks it, and `describe` shows it (`networks`). The packet filter's part is in
+//! `rules`, the name server's in `dns/zone.rs`; the switch gets its own by `CreateSwitchRequest`
+//! (`plane.proto`) from `bring_up`, and `Fabric::create_switch` reads it. In `front/cli`,
+//! `args/network.rs` has the option, `network.rs` the request and `as_json`. `docs/networks.md`
+//! describes it; tests: `tests/networks_as_root.rs`, `tests/e2e/45-network.sh`.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

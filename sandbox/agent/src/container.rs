@@ -84,7 +84,8 @@ pub struct Container {
     sockets: bool,
     /// The files, directories and huge pages that it has in the guest.
     holdings: Holdings,
-    /// Held while files are put into the container: two requests would write the same ones.
+    /// Held while files are put into the container or it is renamed: two requests would write the
+    /// same files.
     copying: tokio::sync::Mutex<()>,
     /// The other processes, by exec id.
     execs: Table<Process>,
@@ -117,6 +118,9 @@ impl Container {
     /// Builds the container with the kernel settings `sysctls` of its IPC namespace. Its first
     /// process waits for [`Process::start`]. The container shares the PID namespace of
     /// `processes_of`, or has one of its own.
+    ///
+    /// # Errors
+    /// [`Failure`] of the first step that failed. Nothing of the container is left then.
     pub async fn create(
         places: &AgentPaths,
         reaper: &Arc<Reaper>,
@@ -181,7 +185,7 @@ impl Container {
         Process::prepare(&places.program, reaper, &spec).await
     }
 
-    /// Returns the description of another process for it.
+    /// Returns the description of a further process of this container, for [`Process::prepare`].
     ///
     /// # Errors
     /// The container does not run.
@@ -233,12 +237,12 @@ impl Container {
         rejoin::rename(process, request.clone(), self.holdings.files.clone()).await
     }
 
-    /// Forgets what is between the container's processes and a host that is gone: output that it
-    /// has not recorded, input, processes beside the first one, which go on alone. Returns the
+    /// Drops the state that is shared with a host that is gone: output which that host has not
+    /// recorded, input, and the streams of execs, whose processes go on without any. Returns the
     /// position of the next output of the first process.
     pub async fn forget_host(&self) -> Result<u64, Status> {
         let stopped = self.cgroup.as_ref().is_some_and(|cgroup| {
-            // Output of a container that has gone on is another host's.
+            // A container that has gone on already writes for the present host.
             cgroup.is_frozen().unwrap_or(false)
         });
         let position = stdio::forget(&self.main, stopped).await?;
@@ -350,7 +354,7 @@ fn make_cgroup(
         && !privileged
         && let Err(error) = cgroup.deny_huge_pages()
     {
-        log!("{error:#}");
+        log!("denying huge pages to a container: {error:#}");
     }
     Ok(Some(cgroup))
 }
@@ -379,6 +383,7 @@ async fn discard(cgroup: Option<Cgroup>) {
     }
 }
 
+/// Returns the path of a cgroup, or an empty text without one.
 fn cgroup_path(cgroup: Option<&Cgroup>) -> String {
     cgroup.map(|cgroup| cgroup.path().display().to_string()).unwrap_or_default()
 }

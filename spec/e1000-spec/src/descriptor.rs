@@ -43,7 +43,7 @@ pub mod receive_status {
     pub const DD: u8 = 1;
     /// End of packet.
     pub const EOP: u8 = 1 << 1;
-    /// No checksum was checked.
+    /// Ignore [`TCPCS`] and [`IPCS`]: no checksum was checked.
     pub const IXSM: u8 = 1 << 2;
     /// A VLAN tag was stripped.
     pub const VP: u8 = 1 << 3;
@@ -133,8 +133,9 @@ pub enum Transmit {
     Unknown(u8),
 }
 
-/// The type of a context descriptor, and of a data descriptor.
+/// The type of a context descriptor (DTYP).
 const CONTEXT: u8 = 0;
+/// The type of a data descriptor (DTYP).
 const DATA: u8 = 1;
 /// The status bit "descriptor done" in the last word of a transmit descriptor.
 const DONE: u32 = 1;
@@ -209,6 +210,7 @@ impl Transmit {
     }
 }
 
+/// Reads a context descriptor from its two words.
 fn context(low: u64, high: u64) -> Context {
     Context {
         ipcss: low as u8,
@@ -224,6 +226,7 @@ fn context(low: u64, high: u64) -> Context {
     }
 }
 
+/// Returns the two words of a context descriptor.
 fn context_words(context: &Context) -> (u64, u64) {
     let low = u64::from(context.ipcss)
         | u64::from(context.ipcso) << 8
@@ -270,8 +273,8 @@ impl Receive {
         }
     }
 
-    /// Returns the descriptor as a number, whose little-endian bytes it is. The status is in the
-    /// last four bytes.
+    /// Returns the descriptor as one number, to be written in little-endian order. The status is in
+    /// the last four bytes.
     pub fn bits(&self) -> u128 {
         let high = u64::from(self.length)
             | u64::from(self.checksum) << 16

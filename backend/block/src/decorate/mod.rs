@@ -1,4 +1,11 @@
-//! Decorators of disks: for tests (faults, delays) and for statistics (traces).
+//! Decorators: disks that wrap another disk and change or observe its requests.
+//!
+//! They are for tests: no endpoint has one, and no user can ask for one.
+//!
+//! A new decorator is a module here with a [`Disk`](crate::Disk) that has a field `inner`, the
+//! methods of `forward_to_inner`, and `submit`, `poll`, `cancel` and `wake_descriptor` of its own.
+//! It is exported here and in `lib.rs`, whose head lists it; its tests are in `tests/decorate.rs`.
+//! To offer it to users is to add a kind of disk: the head of `open` in `host/disks`.
 
 /// The methods that every decorator forwards to the disk behind it, its field `inner`.
 macro_rules! forward_to_inner {

@@ -1,4 +1,11 @@
-//! The missing part of an image: the reads that wait for blocks, and what the fetcher is asked for.
+//! The missing part of an image: the reads that wait for blocks, and the requests to the fetcher.
+//!
+//! A read of blocks that are not known to be in the file waits ([`Missing::wait`]). Its missing
+//! blocks are asked for by *wants*, in the order of the reads ([`Missing::ask`]). Each answer marks
+//! blocks as there or fails the reads that lack them; reads that lack none any more are handed back
+//! to the disk ([`Missing::release`]). When the connection ends, the wants are forgotten, and after
+//! a pause the next connection asks for all again. A read whose blocks do not come within
+//! [`PATIENCE`] fails.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,9 +29,9 @@ const MOST_BLOCKS: u64 = MOST_BYTES / BLOCK;
 /// many. It may count wants that are forgotten here, since answers to others had their blocks.
 const MOST_UNANSWERED: usize = MOST_WANTED / 2;
 /// Most messages that one poll takes.
-const MOST_HEARD: usize = 64;
+const MOST_MESSAGES: usize = 64;
 /// Time from a connection's end, or a failed attempt, to the next attempt.
-const AGAIN: Duration = Duration::from_millis(100);
+const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause after the fetcher has refused the image, which each refusal doubles. A read waits
 /// for longer.
 const MOST_PAUSE: Duration = Duration::from_secs(10);
@@ -60,7 +67,7 @@ pub(super) struct Missing {
     wanted: Vec<Range<u64>>,
     link: FetcherConnection,
     /// The earliest time of the next attempt to connect.
-    again: Duration,
+    reconnect_at: Duration,
     /// The fetcher's refusals since it had the image.
     refusals: u32,
     alarm: Alarm,
@@ -78,8 +85,8 @@ impl Missing {
     ) -> Result<Self, OpenError> {
         let alarm = Alarm::new(clock).map_err(|errno| OpenError::Wake(errno.into()))?;
         let there = Blocks::new(bytes.div_ceil(BLOCK));
-        let (waiting, wanted, again) = (Vec::new(), Vec::new(), Duration::ZERO);
-        Ok(Self { there, bytes, waiting, wanted, link, again, refusals: 0, alarm })
+        let (waiting, wanted, reconnect_at) = (Vec::new(), Vec::new(), Duration::ZERO);
+        Ok(Self { there, bytes, waiting, wanted, link, reconnect_at, refusals: 0, alarm })
     }
 
     /// Returns the timer's descriptor, to be watched beside the connection.
@@ -97,7 +104,8 @@ impl Missing {
         self.there.are_all_there()
     }
 
-    /// Has a read of these blocks wait. The caller calls [`Missing::pursue`] afterwards.
+    /// Adds a read of these blocks to those that wait. The caller calls [`Missing::pursue`]
+    /// afterwards.
     pub fn wait(&mut self, request: Request, blocks: Range<u64>) {
         let (missing, asked, due) = (blocks.start, blocks.start, self.alarm.now() + PATIENCE);
         self.waiting.push(Waiting { request, blocks, missing, asked, due });
@@ -111,11 +119,11 @@ impl Missing {
         ready: &mut Vec<Request>,
         completions: &mut Vec<Completion>,
     ) {
-        let heard = self.hear(wake, completions);
-        if heard {
+        let changed = self.take_messages(wake, completions);
+        if changed {
             self.release(ready);
         }
-        if heard || self.alarm.is_due() {
+        if changed || self.alarm.is_due() {
             self.pursue(wake, completions);
         }
     }
@@ -125,7 +133,7 @@ impl Missing {
     pub fn pursue(&mut self, wake: &OwnedFd, completions: &mut Vec<Completion>) {
         let now = self.alarm.now();
         self.end_late(now, completions);
-        if self.link.is_lost() && !self.waiting.is_empty() && self.again <= now {
+        if self.link.is_lost() && !self.waiting.is_empty() && self.reconnect_at <= now {
             self.connect(wake);
         }
         if self.ask().is_err() {
@@ -146,21 +154,21 @@ impl Missing {
     /// Sets the alarm for the next read that is due, or for the next attempt to connect if that
     /// comes first. Without reads there is none.
     fn set_alarm(&mut self) {
-        let again = self.link.is_lost().then_some(self.again);
+        let reconnect = self.link.is_lost().then_some(self.reconnect_at);
         let due = self.waiting.first().map(|read| read.due);
-        self.alarm.set(due.map(|due| again.map_or(due, |again| again.min(due))));
+        self.alarm.set(due.map(|due| reconnect.map_or(due, |at| at.min(due))));
     }
 
     /// Connects to the fetcher. If that cannot be done now, it can be tried again later.
     pub fn connect(&mut self, wake: &OwnedFd) {
         self.link.connect(wake);
-        self.again = self.alarm.now() + AGAIN;
+        self.reconnect_at = self.alarm.now() + RECONNECT_PAUSE;
     }
 
     /// Ends the connection. Each read asks anew for what it lacks.
     pub fn lose(&mut self, wake: &OwnedFd) {
         self.link.lose(wake);
-        self.again = self.alarm.now() + self.pause();
+        self.reconnect_at = self.alarm.now() + self.pause();
         self.wanted.clear();
         for read in &mut self.waiting {
             read.asked = read.missing;
@@ -171,10 +179,10 @@ impl Missing {
     /// somebody has pulled it again, and each attempt has it look for the image.
     fn pause(&self) -> Duration {
         let doublings = self.refusals.saturating_sub(1).min(7);
-        (AGAIN * 2_u32.pow(doublings)).min(MOST_PAUSE)
+        (RECONNECT_PAUSE * 2_u32.pow(doublings)).min(MOST_PAUSE)
     }
 
-    /// Ends the read `tag` if it waits. Returns whether it did. Blocks that it wanted come even so.
+    /// Ends the read `tag`. Returns `false` if it does not wait here. Wants for its blocks stay.
     pub fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
         let Some(at) = self.waiting.iter().position(|read| read.request.tag == tag) else {
             return false;
@@ -186,15 +194,15 @@ impl Missing {
 
     /// Takes a bounded number of messages. Returns whether there were any, or the connection has
     /// ended.
-    fn hear(&mut self, wake: &OwnedFd, completions: &mut Vec<Completion>) -> bool {
+    fn take_messages(&mut self, wake: &OwnedFd, completions: &mut Vec<Completion>) -> bool {
         if self.link.is_lost() {
             return false;
         }
         let mut buffer = [0; MOST];
-        for number in 0..MOST_HEARD {
+        for number in 0..MOST_MESSAGES {
             let is_valid = match self.link.receive(&mut buffer) {
                 ReceiveOutcome::Nothing => return number > 0,
-                ReceiveOutcome::Message(bytes) => self.take(&buffer[..bytes], completions),
+                ReceiveOutcome::Message(bytes) => self.take_message(&buffer[..bytes], completions),
                 ReceiveOutcome::End => false,
             };
             if !is_valid {
@@ -207,7 +215,7 @@ impl Missing {
 
     /// Takes a message. Returns `false` if the connection must end: the fetcher refuses the image,
     /// or breaks the protocol.
-    fn take(&mut self, message: &[u8], completions: &mut Vec<Completion>) -> bool {
+    fn take_message(&mut self, message: &[u8], completions: &mut Vec<Completion>) -> bool {
         let bytes = self.bytes;
         let within = |extent: Extent| extent.end() <= bytes;
         match (Answer::decode(message), self.link.is_open()) {
@@ -239,12 +247,12 @@ impl Missing {
         extent.offset.div_ceil(BLOCK)..end
     }
 
-    /// Fails the reads that lack blocks of `extent`, which cannot be fetched now. An extent that
-    /// was not wanted, or has come meanwhile, fails none.
+    /// Fails the reads that lack blocks of `extent`, which the fetcher cannot get now. Does nothing
+    /// if there is no unanswered want of exactly this extent.
     fn fail_wanted(&mut self, extent: Extent, completions: &mut Vec<Completion>) {
         let bytes = self.bytes;
-        let is_it = |want: &Range<u64>| extent_of(want, bytes) == extent;
-        let Some(at) = self.wanted.iter().position(is_it) else { return };
+        let names = |want: &Range<u64>| extent_of(want, bytes) == extent;
+        let Some(at) = self.wanted.iter().position(names) else { return };
         let (want, there) = (self.wanted.swap_remove(at), &self.there);
         let lacks = |read: &mut Waiting| {
             let common = read.blocks.start.max(want.start)..read.blocks.end.min(want.end);

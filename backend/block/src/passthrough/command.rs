@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use io_uring::{opcode, squeue};
-use slipway_nvme_spec::identify::{IDENTIFY_SIZE, IdentifyController, IdentifyNamespace};
+use slipway_nvme_spec::identify::{Cns, IDENTIFY_SIZE, IdentifyController, IdentifyNamespace};
 use slipway_nvme_spec::opcode::AdminOpcode;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -27,9 +27,11 @@ pub(super) struct Command {
     pub metadata_len: u32,
     /// The number of bytes of data, or of I/O vectors.
     pub len: u32,
+    /// Command dwords 10 to 15.
     pub cdw10: [u32; 6],
     /// Milliseconds; 0 for the driver's own timeout.
     pub timeout: u32,
+    /// Reserved in `nvme_uring_cmd`; in `nvme_passthru_cmd` the result, which the kernel writes.
     pub last: u32,
 }
 
@@ -51,7 +53,7 @@ const IO: u32 = number(3, 0x80);
 const IO_VEC: u32 = number(3, 0x81);
 
 impl Command {
-    /// Returns a command on `blocks` logical blocks, at least 1, from `lba` on, with nothing else
+    /// Returns a command on `blocks` logical blocks, 1 to 65,536, from `lba` on, with nothing else
     /// set.
     pub fn of_blocks(opcode: u8, nsid: u32, lba: u64, blocks: u32) -> Self {
         let mut command = Self { opcode, nsid, ..Self::new_zeroed() };
@@ -97,7 +99,7 @@ pub(super) fn namespace_id(file: &OwnedFd) -> std::io::Result<u32> {
 /// # Errors
 /// The errors of [`identify`].
 pub(super) fn identify_controller(file: &OwnedFd) -> std::io::Result<IdentifyController> {
-    let bytes = identify(file, 1, 0)?;
+    let bytes = identify(file, Cns::Controller, 0)?;
     IdentifyController::read_from_bytes(&bytes).map_err(|_| std::io::ErrorKind::InvalidData.into())
 }
 
@@ -106,15 +108,15 @@ pub(super) fn identify_controller(file: &OwnedFd) -> std::io::Result<IdentifyCon
 /// # Errors
 /// The errors of [`identify`].
 pub(super) fn identify_namespace(file: &OwnedFd, nsid: u32) -> std::io::Result<IdentifyNamespace> {
-    let bytes = identify(file, 0, nsid)?;
+    let bytes = identify(file, Cns::Namespace, nsid)?;
     IdentifyNamespace::read_from_bytes(&bytes).map_err(|_| std::io::ErrorKind::InvalidData.into())
 }
 
-/// Sends Identify and returns its data.
+/// Sends Identify for the data structure `cns`, and returns its data.
 ///
 /// # Errors
 /// The errors of ioctl(2), and EIO if the drive refused the command.
-fn identify(file: &OwnedFd, cns: u32, nsid: u32) -> std::io::Result<[u8; IDENTIFY_SIZE]> {
+fn identify(file: &OwnedFd, cns: Cns, nsid: u32) -> std::io::Result<[u8; IDENTIFY_SIZE]> {
     let mut data = [0_u8; IDENTIFY_SIZE];
     let mut command = Command {
         opcode: AdminOpcode::Identify.0,
@@ -123,7 +125,7 @@ fn identify(file: &OwnedFd, cns: u32, nsid: u32) -> std::io::Result<[u8; IDENTIF
         len: IDENTIFY_SIZE as u32,
         ..Command::new_zeroed()
     };
-    command.cdw10[0] = cns;
+    command.cdw10[0] = cns.0.into();
     // SAFETY: the kernel reads the command, fills `data`, whose length the command has, and writes
     // the command's last word; both live until the call returns.
     let status = unsafe {

@@ -44,22 +44,26 @@ pub struct Used {
     pub len: u32,
 }
 
-/// One queue.
+/// The driver's side of one queue.
 pub struct Ring {
     entries: u16,
     event_index: bool,
     descriptors: Span,
     available: Span,
     used: Span,
-    /// Addresses of the three areas.
+    /// The addresses of the descriptor table, the available ring and the used ring.
     pub places: [u64; 3],
+    /// Free descriptors; the last one is taken first.
     free: Vec<u16>,
     /// The descriptors of each chain, by the chain's first descriptor.
     chains: Vec<Vec<u16>>,
+    /// The available index behind all chains that were pushed.
     next: u16,
+    /// The available index that the device sees.
     published: u16,
+    /// The used index behind all chains that were popped.
     seen: u16,
-    /// The used index as loaded last.
+    /// The used index as loaded last: elements before it can be popped.
     limit: u16,
 }
 
@@ -106,7 +110,8 @@ impl Ring {
     /// to the device.
     ///
     /// # Errors
-    /// [`DriverError::Memory`] if there are too few free descriptors.
+    /// [`DriverError::Memory`] if `buffers` is empty or there are too few free descriptors;
+    /// [`DriverError::Fault`] if the queue's memory is gone.
     #[inline]
     pub fn push(&mut self, buffers: &[Buffer]) -> Result<u16, DriverError> {
         if buffers.is_empty() || buffers.len() > self.free.len() {
@@ -134,10 +139,11 @@ impl Ring {
         Ok(head)
     }
 
-    /// Makes one indirect chain available. Its table lies in memory already, at `at`.
+    /// Makes an indirect chain available, and returns its ID. The caller has written the chain's
+    /// table of `len` bytes to address `at`.
     ///
     /// # Errors
-    /// [`DriverError::Memory`] when there is no descriptor.
+    /// The errors of [`Ring::push`].
     pub fn push_indirect(&mut self, at: u64, len: u32) -> Result<u16, DriverError> {
         let head = self.push(&[Buffer::readable(at, len)])?;
         let flags = usize::from(head) * DESCRIPTOR + std::mem::offset_of!(Descriptor, flags);
@@ -145,8 +151,8 @@ impl Ring {
         Ok(head)
     }
 
-    /// Makes the chain that begins at `head` available, whatever it is, for callers that write
-    /// descriptors themselves.
+    /// Makes the chain that begins at descriptor `head` available, without a check: callers may
+    /// have written other descriptors than [`Ring::push`] does, invalid ones too.
     ///
     /// # Errors
     /// The memory is gone.
@@ -178,7 +184,8 @@ impl Ring {
         Ok(self.used.load_u16(used::FLAGS)? & used::NO_NOTIFY == 0)
     }
 
-    /// Takes a chain that the device has used, if there is one; its descriptors are free again.
+    /// Takes the next chain that the device has used, and frees its descriptors. Returns `None` if
+    /// the device has used no further chain.
     ///
     /// # Errors
     /// The memory is gone.

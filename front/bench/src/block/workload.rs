@@ -1,4 +1,10 @@
 //! Loads on disks.
+//!
+//! A new pattern is a variant of [`Pattern`] with its name, which is fio's value of `--rw`.
+//! `fio_arguments` (`fio`) gives a further option of fio's that it needs. `Places::aim`
+//! (`native::load`) has it for our own driver, on the host and in guests (`slipway-load`). In
+//! `front/cli`, the default loads are `guests_workloads` and `own_workloads` (`bench/block.rs`),
+//! and the help of `--workload` (`args/bench.rs`) names all patterns.
 
 use std::fmt;
 use std::str::FromStr;

@@ -99,8 +99,11 @@ impl Started {
         if lines.is_empty() { String::new() } else { format!(": {}", lines.join("; ")) }
     }
 
-    /// Returns the program and the arguments that the process ended up as, after any scripts before
-    /// it.
+    /// Returns the program that the process runs now, and its arguments. A script that executed the
+    /// VMM in its place is not it.
+    ///
+    /// # Errors
+    /// If files of the process in `/proc` cannot be read.
     pub fn command(&self) -> Result<(PathBuf, Vec<OsString>)> {
         let folder = PathBuf::from(format!("/proc/{}", self.child.id()));
         let program = std::fs::read_link(folder.join("exe"))?;
@@ -114,7 +117,10 @@ impl Started {
         self.child.id()
     }
 
-    /// Kills the process. Returns the time until nothing is left of it.
+    /// Kills the process. Returns the time until nothing is left of it, in nanoseconds.
+    ///
+    /// # Errors
+    /// If the process cannot be killed or waited for.
     pub fn end(mut self) -> Result<u64> {
         let begun = Instant::now();
         self.child.kill()?;
@@ -132,6 +138,9 @@ impl Drop for Started {
 
 /// Returns the private dirty memory in bytes of the process `id`, without that of a guest with
 /// `guest` bytes.
+///
+/// # Errors
+/// If `/proc/PID/smaps` cannot be read.
 pub(super) fn private_bytes(id: u32, guest: u64) -> Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{id}/smaps"))?;
     Ok(private_dirty(&text, guest))
@@ -143,7 +152,9 @@ pub(super) fn private_bytes(id: u32, guest: u64) -> Result<u64> {
 /// memory in one to three parts, and have nothing else of that size but their heap. That of a fork
 /// is in many parts, known by their file.
 fn private_dirty(smaps: &str, guest: u64) -> u64 {
-    let (mut sum, mut counts, mut shared, mut dirty) = (0, true, false, 0);
+    let mut sum = 0;
+    // Of the mapping whose lines come next: whether it counts, whether it is shared, dirty KiB.
+    let (mut counts, mut shared, mut dirty) = (true, false, 0);
     for line in smaps.lines() {
         let mut words = line.split_ascii_whitespace();
         let first = words.next().unwrap_or_default();

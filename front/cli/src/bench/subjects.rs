@@ -5,7 +5,7 @@
 //! out with one line. The subject itself is a module of `front/bench`: an implementation of the
 //! `Subject` trait of its benchmark (the head of `mod.rs` there names it), which runs one turn. A
 //! further load is a text that the benchmark's load type parses: in `LOADS` or `QUICK` where these
-//! are lists.
+//! are lists. Loads on disks are made of patterns: the head of `block::workload` in `front/bench`.
 //!
 //! A further figure is a field of the turn's result (with `#[serde(default)]`, since `--compare`
 //! reads older reports), unless a field that is there has it, and a `Figure`, which says which way

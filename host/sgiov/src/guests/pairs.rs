@@ -54,7 +54,7 @@ impl Pairs {
         self.all.get(pair)
     }
 
-    /// Does what [`Pairs::get`] does, for changes.
+    /// Returns a pair to change it. Returns `None` if there is none of this number.
     pub fn get_mut(&mut self, pair: u32) -> Option<&mut Pair> {
         self.all.get_mut(pair)
     }
@@ -65,7 +65,8 @@ impl Pairs {
         self.get(pair)?.ends[end].as_ref()
     }
 
-    /// Does what [`Pairs::end`] does, for changes.
+    /// Returns an end of a pair to change it. Returns `None` if there is no such pair or the pair
+    /// has no such end.
     pub fn end_mut(&mut self, pair: u32, end: usize) -> Option<&mut PairEnd> {
         self.get_mut(pair)?.ends[end].as_mut()
     }
@@ -112,7 +113,7 @@ impl Pairs {
         }
     }
 
-    /// Leaves a pair out, in place of its turn.
+    /// Gives a pair no turns until [`Pairs::readmit`], in place of its turn in this round.
     pub fn leave_out(&mut self, number: u32) {
         if let Some(pair) = self.all.get_mut(number)
             && !std::mem::replace(&mut pair.activity.left_out, true)
@@ -160,7 +161,18 @@ impl Pairs {
                 hot.push(number);
             }
         }
+        self.hot = hot;
+        self.settle(wished, guests);
+        // Also done if the carrier never sleeps, or the queue would grow.
+        self.trim(guests);
+    }
+
+    /// Looks again at pairs whose wishes were just made. Those that have work after all stay hot;
+    /// the others are armed, and rest if they have memory.
+    fn settle(&mut self, wished: Vec<u32>, guests: &GuestTable) {
         if !wished.is_empty() {
+            // The sleeper's barrier, once for all pairs: a program that publishes from here on sees
+            // the wish, and what was published before is found by the look below.
             heavy();
         }
         let now = Instant::now();
@@ -168,7 +180,7 @@ impl Pairs {
             let Some(pair) = self.all.get_mut(number) else { continue };
             pair.activity.idle = 0;
             if pair.settle(guests) {
-                hot.push(number);
+                self.hot.push(number);
                 continue;
             }
             pair.activity.hot = false;
@@ -176,9 +188,6 @@ impl Pairs {
                 self.rest(number, now);
             }
         }
-        self.hot = hot;
-        // Also done if the carrier never sleeps, or the queue would grow.
-        self.trim(guests);
     }
 
     /// Queues a pair that is idle since `now` to release its memory.
