@@ -77,11 +77,15 @@ stop_daemon() {
     pid=$(lock_holder) && kill "$pid" 2>/dev/null && wait_until 10 daemon_gone
 }
 
-# Process that holds the daemon's lock, from the kernel's own list.
+# Process that holds the daemon's lock, from the kernel's own list, which has files as MAJOR:MINOR:INODE, the device in hex. It
+# is the file system's device, which stat(1) does not have on btrfs and overlayfs.
 lock_holder() {
-    local inode
+    local inode device file
     inode=$(stat -c %i "$SLIPWAY_DATA_DIR/daemon.lock" 2>/dev/null) || return 1
-    awk -v inode="$inode" '$2 == "FLOCK" { split($6, at, ":"); if (at[3] == inode) { print $5; found = 1; exit } } END { exit !found }' /proc/locks
+    # Of mounts above each other the last one counts.
+    device=$(findmnt -nro MAJ:MIN -T "$SLIPWAY_DATA_DIR/daemon.lock" | tail -n 1)
+    printf -v file '%02x:%02x:%s' "${device%:*}" "${device#*:}" "$inode"
+    awk -v file="$file" '$2 == "FLOCK" && $6 == file { print $5; found = 1; exit } END { exit !found }' /proc/locks
 }
 daemon_gone() { ! lock_holder >/dev/null; }
 
@@ -173,7 +177,6 @@ leftovers() {
     find "$SLIPWAY_RUN_DIR/s" -mindepth 1 -maxdepth 1 2>/dev/null
     find "$SLIPWAY_DATA_DIR/sandboxes" -mindepth 1 -maxdepth 1 2>/dev/null
     grep -F "$SLIPWAY_RUN_DIR/" /proc/mounts
-    find /tmp -maxdepth 1 -name '.slipway*' 2>/dev/null
     return 0
 }
 
