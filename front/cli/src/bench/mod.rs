@@ -48,7 +48,7 @@ use self::interruptible::Interruptible;
 use crate::args::StartupArgs;
 use crate::progress::stage_spinner;
 use crate::run::{self, Start};
-use crate::session::{SessionSettings, Sink};
+use crate::session::{Event, SessionSettings, Sink};
 use crate::volume;
 
 /// Discards the sandboxes' output, which is not measured.
@@ -60,14 +60,19 @@ impl Sink for DiscardedOutput {
     }
 }
 
-/// Starts sandboxes at once, whose output nobody reads. Returns the outcome of each.
-async fn start_at_once(client: &SandboxClient, specs: Vec<v1::RunSpec>) -> Vec<Result<Start>> {
-    let spinner = stage_spinner(specs.len() as u32);
+/// Starts sandboxes at once, whose output nobody reads. Calls `tell` with each event of their
+/// sessions. Returns the outcome of each.
+async fn start_at_once(
+    client: &SandboxClient,
+    specs: Vec<v1::RunSpec>,
+    tell: impl Fn(&Event),
+) -> Vec<Result<Start>> {
+    let (spinner, tell) = (stage_spinner(specs.len() as u32), &tell);
     let starts = specs.into_iter().map(|spec| {
         let (client, spinner) = (client.clone(), spinner.clone());
         async move {
             let wishes = SessionSettings { stdin: false, tty: false };
-            run::start(client, spec, wishes, &mut DiscardedOutput, spinner).await
+            run::start_telling(client, spec, wishes, &mut DiscardedOutput, spinner, tell).await
         }
     });
     let started = join_all(starts).await;

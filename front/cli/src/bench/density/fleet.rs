@@ -150,7 +150,7 @@ impl Fleet {
     /// ascending order.
     async fn start(&self, specs: Vec<v1::RunSpec>) -> Result<Vec<u64>> {
         let began = monotonic_ns();
-        let started = start_at_once(&self.clients.sandboxes, specs).await;
+        let started = start_at_once(&self.clients.sandboxes, specs, |_| {}).await;
         let timelines = started.into_iter().map(|start| timeline(start?));
         let timelines = timelines.collect::<Result<Vec<_>>>()?;
         Ok(Starts::times_of(&slipway_bench::aligned(timelines, began)))
