@@ -97,6 +97,11 @@ pub trait Subject {
         None
     }
 
+    /// Returns whether the subject has no further turns: a signal has ended the measurement.
+    fn is_ended(&self) -> bool {
+        false
+    }
+
     /// Runs a turn.
     ///
     /// # Errors
@@ -221,6 +226,10 @@ impl<M: Measured> Subjects for All<'_, M::Load, M> {
 
     fn settle(&self, subject: usize) -> Option<String> {
         self.subjects[subject].settle()
+    }
+
+    fn is_ended(&self, subject: usize) -> bool {
+        self.subjects[subject].is_ended()
     }
 
     fn run(&mut self, subject: usize, load: &M::Load, round: u32) -> Result<Run<M::Load, M>> {

@@ -106,6 +106,11 @@ pub trait Subjects {
     /// A sentence about the failure.
     fn run(&mut self, subject: usize, load: &Self::Load, round: u32) -> Result<Self::Run>;
 
+    /// Returns whether a subject has no further turns, such as after a signal.
+    fn is_ended(&self, _subject: usize) -> bool {
+        false
+    }
+
     /// Returns the processes that do the work of a subject's turns: others should be idle.
     fn own(&self, _subject: usize) -> Own {
         Own::Children
@@ -118,8 +123,8 @@ pub trait Subjects {
     }
 }
 
-/// Gives every subject its turns, `rounds` with each load that has no number of its own. Calls
-/// `before` at the start of each.
+/// Gives every subject its turns, `rounds` with each load that has no number of its own, until it
+/// is ended. Calls `before` at the start of each.
 pub fn take_turns<S: Subjects>(
     subjects: &mut S,
     loads: &[S::Load],
@@ -135,6 +140,10 @@ pub fn take_turns<S: Subjects>(
         let mut able = able(subjects, load);
         for round in 0..subjects.rounds(load).unwrap_or(rounds) {
             able.retain(|&one| {
+                // The look at the machine before a turn takes time, too.
+                if subjects.is_ended(one) {
+                    return false;
+                }
                 before(Turn { subject: &subjects.name(one), load, round, done, turns });
                 done += 1;
                 take_turn(subjects, one, load, round, &mut taken)
@@ -235,7 +244,7 @@ pub(crate) fn foot(faults: &[Fault], subjects: &[Described]) -> String {
 mod tests {
     use super::*;
 
-    /// Subjects that count their turns; `fails` fails in its second turn.
+    /// Subjects that count their turns; `fails` fails in its second turn, and `ends` has no third.
     struct Counted(Vec<(&'static str, u32)>);
 
     impl Subjects for Counted {
@@ -252,6 +261,10 @@ mod tests {
 
         fn takes(&self, subject: usize, load: &u32) -> bool {
             self.0[subject].0 != "picky" || *load == 1
+        }
+
+        fn is_ended(&self, subject: usize) -> bool {
+            self.0[subject] == ("ends", 2)
         }
 
         fn settle(&self, subject: usize) -> Option<String> {
@@ -288,6 +301,18 @@ mod tests {
         assert_eq!((of("fails"), of("works")), (1 + 3, 6));
         let failed: Vec<_> = turns.faults.into_iter().filter(|fault| fault.failed).collect();
         assert_eq!(fault_lines(&failed), "FAILED: fails with 1: lost its way\n");
+    }
+
+    #[test]
+    fn a_subject_that_is_ended_has_no_further_turns_and_no_faults() {
+        let mut subjects = Counted(vec![("ends", 0), ("works", 0)]);
+        let mut begun = Vec::new();
+        let turns = take_turns(&mut subjects, &[1, 2], 3, |turn| {
+            begun.push(turn.subject.to_owned());
+        });
+        let of = |name: &str| begun.iter().filter(|one| *one == name).count();
+        assert_eq!((of("ends"), of("works"), turns.runs.len()), (2, 6, 8));
+        assert!(turns.faults.iter().all(|fault| !fault.failed));
     }
 
     #[test]

@@ -44,7 +44,6 @@ pub use startup::startup;
 pub use target::serve as target;
 pub use vmm::vmm;
 
-use self::interruptible::Interruptible;
 use crate::args::StartupArgs;
 use crate::progress::stage_spinner;
 use crate::run::{self, Start};
@@ -97,9 +96,9 @@ fn machine_of(args: &StartupArgs, digest: &str) -> Result<v1::RunSpec> {
     })
 }
 
-/// Says which turn begins, unless standard error is for errors only, or a signal ends all turns.
-fn tell(args: &StartupArgs, calls: &Interruptible, turn: &Turn<'_, Point>) {
-    if !args.json && calls.check().is_ok() {
+/// Says which turn begins, unless standard error is for errors only.
+fn tell(args: &StartupArgs, turn: &Turn<'_, Point>) {
+    if !args.json {
         let Turn { subject, load, round, .. } = turn;
         eprintln!("round {} of {}: {subject}, {load}", round + 1, args.rounds);
     }

@@ -66,7 +66,7 @@ fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<ArmsR
     let subject = Sandboxes { calls: Rc::clone(&calls), client, config: config.clone(), spec };
     let subjects: Vec<Box<ArmSubject>> = vec![Box::new(subject)];
     let accelerator = accelerator(args.accel.as_deref());
-    let told = |turn: &Turn<'_, Point>| tell(args, &calls, turn);
+    let told = |turn: &Turn<'_, Point>| tell(args, turn);
     let report = subjects::report_telling(subjects, plan, accelerator, told);
     let mut report: ArmsReport = calls.check().and(report)?;
     report.extra = ArmExtra { image: args.image.clone(), volumes, waits: false };
@@ -95,6 +95,10 @@ impl Subject for Sandboxes {
 
     fn own(&self) -> Own {
         Own::BusyNode
+    }
+
+    fn is_ended(&self) -> bool {
+        self.calls.check().is_err()
     }
 
     fn run(&mut self, point: &Point) -> Result<ArmMeasured> {

@@ -156,7 +156,7 @@ fn take_turns(
     };
     let subjects = arms.iter().map(subject).collect();
     let plan = ArmPlan::new(points, args.rounds);
-    subjects::report_telling(subjects, plan, accelerator, |turn| tell(args, calls, turn))
+    subjects::report_telling(subjects, plan, accelerator, |turn| tell(args, turn))
 }
 
 /// Ends the daemons of the measurement's own, and removes the pool of the node's daemon, after the

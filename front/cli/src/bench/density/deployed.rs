@@ -162,6 +162,10 @@ impl Subject for Deployed {
         Own::BusyNode
     }
 
+    fn is_ended(&self) -> bool {
+        self.calls.check().is_err()
+    }
+
     fn run(&mut self, load: &DensityLoad) -> Result<DensityMeasured> {
         ensure!(!self.failed.contains(&load.unit), "not tried after an earlier failure");
         let calls = Rc::clone(&self.calls);
