@@ -12,6 +12,7 @@ mod memory;
 mod nic;
 mod packet;
 mod packet_target;
+mod removal;
 mod reports;
 mod roots;
 pub mod scratch;
