@@ -24,6 +24,8 @@ fn verdict_on(difference: f64, noise: f64, rounds: usize) -> &'static str {
     }
 }
 
+/// The text in place of a verdict on reports that have one round by design.
+pub(crate) const ONE_ROUND: &str = "one round, noise unknown";
 /// The text in place of a table without rows.
 const NOTHING_IN_COMMON: &str = "The reports have nothing in common.\n";
 

@@ -33,6 +33,8 @@ pub trait Measured: Clone + 'static {
     const TURN: &'static str = "turn";
     /// The version of the report's format.
     const FORMAT: u32 = 1;
+    /// Set if plans have one round by design, so that comparisons cannot tell the noise.
+    const HAS_ONE_ROUND: bool = false;
 
     /// Checks what the types of a parsed result do not.
     ///
