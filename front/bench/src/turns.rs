@@ -15,6 +15,9 @@ use crate::outside::Own;
 use crate::svg::printable;
 use crate::watch::Watch;
 
+/// The reason of a turn that was not tried: an earlier one, with a smaller load, has failed.
+pub const NOT_TRIED: &str = "not tried after an earlier failure";
+
 /// A turn that is about to begin.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn<'a, L> {
@@ -202,14 +205,26 @@ impl Described {
 }
 
 /// Formats what readers of a table must know about faults: a line for each subject and load that
-/// failed, and one for all turns on a busy machine.
+/// failed, one for all loads that were not tried with a subject ([`NOT_TRIED`]), and one for all
+/// turns on a busy machine.
 pub fn fault_lines(faults: &[Fault]) -> String {
     let mut lines = String::new();
-    for fault in faults.iter().filter(|fault| fault.failed) {
+    let failed = faults.iter().filter(|fault| fault.failed);
+    let (not_tried, tried): (Vec<&Fault>, Vec<&Fault>) =
+        failed.partition(|fault| fault.reason == NOT_TRIED);
+    for fault in tried {
         let Fault { subject, load, reason, .. } = fault;
         // It may have a guest's words in it.
         let reason = printable(reason);
         lines.push_str(&format!("FAILED: {subject} with {load}: {reason}\n"));
+    }
+    for of_subject in not_tried.chunk_by(|one, next| one.subject == next.subject) {
+        let Some(Fault { subject, load, reason, .. }) = of_subject.first() else { continue };
+        let further = match of_subject.len() {
+            1 => load.clone(),
+            count => format!("{count} further loads, first {load}"),
+        };
+        lines.push_str(&format!("FAILED: {subject} with {further}: {reason}\n"));
     }
     let void: Vec<&Fault> = faults.iter().filter(|fault| !fault.failed).collect();
     if let Some(Fault { subject, load, reason, .. }) = void.first() {
@@ -313,6 +328,24 @@ mod tests {
         let of = |name: &str| begun.iter().filter(|one| *one == name).count();
         assert_eq!((of("ends"), of("works"), turns.runs.len()), (2, 6, 8));
         assert!(turns.faults.iter().all(|fault| !fault.failed));
+    }
+
+    #[test]
+    fn loads_that_were_not_tried_have_one_line_for_each_subject() {
+        let fault = |subject: &str, load: &str, reason: &str| Fault {
+            subject: subject.into(),
+            load: load.into(),
+            round: 0,
+            reason: reason.into(),
+            failed: true,
+        };
+        let not_tried = [("a", "2"), ("a", "4"), ("b", "4")];
+        let not_tried = not_tried.map(|(subject, load)| fault(subject, load, NOT_TRIED));
+        let faults = [vec![fault("a", "1", "no memory")], not_tried.to_vec()].concat();
+        let lines = "FAILED: a with 1: no memory\n\
+                     FAILED: a with 2 further loads, first 2: not tried after an earlier failure\n\
+                     FAILED: b with 4: not tried after an earlier failure\n";
+        assert_eq!(fault_lines(&faults), lines);
     }
 
     #[test]
