@@ -181,7 +181,6 @@ leftovers() {
     find "$SLIPWAY_RUN_DIR/s" -mindepth 1 -maxdepth 1 2>/dev/null
     find "$SLIPWAY_DATA_DIR/sandboxes" -mindepth 1 -maxdepth 1 2>/dev/null
     grep -F "$SLIPWAY_RUN_DIR/" /proc/mounts
-    find /tmp -maxdepth 1 -name '.slipway*' 2>/dev/null
     return 0
 }
 

@@ -3,7 +3,6 @@
 //! The noise is Welch's confidence interval ([`welch_half_width`]), for the stages of starts
 //! ([`compare`]) as for figures ([`figure_row`]). A [`Verdict`] is the conclusion about a stage.
 
-use serde::{Deserialize, Serialize};
 use slipway_telemetry::Timeline;
 
 use crate::arms::ArmsReport;
@@ -25,12 +24,13 @@ fn verdict_on(difference: f64, noise: f64, rounds: usize) -> &'static str {
     }
 }
 
+/// The text in place of a verdict on reports that have one round by design.
+pub(crate) const ONE_ROUND: &str = "one round, noise unknown";
 /// The text in place of a table without rows.
 const NOTHING_IN_COMMON: &str = "The reports have nothing in common.\n";
 
 /// The values that the noise is computed from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Basis {
     /// The means of rounds. Sandboxes of one round share its processors, so only rounds are
     /// independent of each other.
@@ -41,8 +41,7 @@ pub enum Basis {
 }
 
 /// The conclusion of a comparison of a stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Takes less time, by more than the noise.
     Faster,
@@ -59,7 +58,7 @@ pub enum Verdict {
 }
 
 /// The comparison of one stage of two reports.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StageComparison {
     /// The stage's name, or `total` for the whole start.
     pub name: String,
@@ -75,7 +74,7 @@ pub struct StageComparison {
 }
 
 /// The comparison of two reports.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
     /// Stages in the order of the second report, then those that only the first report has, then
     /// `total`.

@@ -100,7 +100,7 @@ pub use svg::{latency_svg, svg};
 pub use table::table;
 pub use times::Times;
 pub use turns::{
-    Described, Fault, LeftOut, Subjects, Turn, Turns, fault_lines, take_turns, void_note,
+    Described, Fault, LeftOut, NOT_TRIED, Subjects, Turn, Turns, fault_lines, take_turns, void_note,
 };
 pub use watch::{Watch, busy_ns};
 

@@ -33,6 +33,8 @@ pub trait Measured: Clone + 'static {
     const TURN: &'static str = "turn";
     /// The version of the report's format.
     const FORMAT: u32 = 1;
+    /// Set if plans have one round by design, so that comparisons cannot tell the noise.
+    const HAS_ONE_ROUND: bool = false;
 
     /// Checks what the types of a parsed result do not.
     ///
@@ -95,6 +97,11 @@ pub trait Subject {
     /// turn that follows is void if the host does not end it.
     fn settle(&self) -> Option<String> {
         None
+    }
+
+    /// Returns whether the subject has no further turns: a signal has ended the measurement.
+    fn is_ended(&self) -> bool {
+        false
     }
 
     /// Runs a turn.
@@ -221,6 +228,10 @@ impl<M: Measured> Subjects for All<'_, M::Load, M> {
 
     fn settle(&self, subject: usize) -> Option<String> {
         self.subjects[subject].settle()
+    }
+
+    fn is_ended(&self, subject: usize) -> bool {
+        self.subjects[subject].is_ended()
     }
 
     fn run(&mut self, subject: usize, load: &M::Load, round: u32) -> Result<Run<M::Load, M>> {

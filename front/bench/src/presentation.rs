@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use anyhow::Result;
 
-use crate::compare::{figure_row, figure_table};
+use crate::compare::{ONE_ROUND, figure_row, figure_table};
 use crate::figure::{Figure, ratio};
 use crate::groups::{Group, groups};
 use crate::measurement::{Measured, Measurement};
@@ -116,7 +116,8 @@ impl<M: Measured, E> Measurement<M::Load, M, E> {
 
     /// Formats a row for each load, subject and compared figure that this report and `before` have,
     /// with the means. A difference counts as real if it exceeds half the 99 % confidence interval
-    /// of the means' difference (Welch).
+    /// of the means' difference (Welch). The noise stays unknown where reports have one round by
+    /// design ([`Measured::HAS_ONE_ROUND`]).
     pub fn compare(&self, before: &Self) -> String {
         let mut rows = Vec::new();
         for load in &self.plan.loads {
@@ -131,7 +132,12 @@ impl<M: Measured, E> Measurement<M::Load, M, E> {
                         String::new()
                     };
                     let shown = (figure.text, figure.more_is_better);
-                    figure_row(format!("{load} {name}{of}"), &old, &new, shown)
+                    let mut row = figure_row(format!("{load} {name}{of}"), &old, &new, shown)?;
+                    if M::HAS_ONE_ROUND {
+                        let [.., verdict] = &mut row;
+                        ONE_ROUND.clone_into(verdict);
+                    }
+                    Some(row)
                 };
                 rows.extend(figures.iter().filter_map(row));
             }

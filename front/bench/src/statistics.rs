@@ -1,12 +1,11 @@
 //! Statistics of stages.
 
-use serde::{Deserialize, Serialize};
 use slipway_telemetry::Timeline;
 
 use crate::slices;
 
 /// The statistics of one stage over the sandboxes of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StageStatistics {
     /// The stage's name.
     pub name: String,
@@ -28,7 +27,7 @@ pub struct StageStatistics {
 }
 
 /// The statistics of a run. All zero and empty without timelines.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Statistics {
     /// The stages, in the order in which they begin (on average).
     pub stages: Vec<StageStatistics>,

@@ -15,6 +15,9 @@ use crate::outside::Own;
 use crate::svg::printable;
 use crate::watch::Watch;
 
+/// The reason of a turn that was not tried: an earlier one, with a smaller load, has failed.
+pub const NOT_TRIED: &str = "not tried after an earlier failure";
+
 /// A turn that is about to begin.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn<'a, L> {
@@ -106,6 +109,11 @@ pub trait Subjects {
     /// A sentence about the failure.
     fn run(&mut self, subject: usize, load: &Self::Load, round: u32) -> Result<Self::Run>;
 
+    /// Returns whether a subject has no further turns, such as after a signal.
+    fn is_ended(&self, _subject: usize) -> bool {
+        false
+    }
+
     /// Returns the processes that do the work of a subject's turns: others should be idle.
     fn own(&self, _subject: usize) -> Own {
         Own::Children
@@ -118,8 +126,8 @@ pub trait Subjects {
     }
 }
 
-/// Gives every subject its turns, `rounds` with each load that has no number of its own. Calls
-/// `before` at the start of each.
+/// Gives every subject its turns, `rounds` with each load that has no number of its own, until it
+/// is ended. Calls `before` at the start of each.
 pub fn take_turns<S: Subjects>(
     subjects: &mut S,
     loads: &[S::Load],
@@ -135,6 +143,10 @@ pub fn take_turns<S: Subjects>(
         let mut able = able(subjects, load);
         for round in 0..subjects.rounds(load).unwrap_or(rounds) {
             able.retain(|&one| {
+                // The look at the machine before a turn takes time, too.
+                if subjects.is_ended(one) {
+                    return false;
+                }
                 before(Turn { subject: &subjects.name(one), load, round, done, turns });
                 done += 1;
                 take_turn(subjects, one, load, round, &mut taken)
@@ -193,14 +205,26 @@ impl Described {
 }
 
 /// Formats what readers of a table must know about faults: a line for each subject and load that
-/// failed, and one for all turns on a busy machine.
+/// failed, one for all loads that were not tried with a subject ([`NOT_TRIED`]), and one for all
+/// turns on a busy machine.
 pub fn fault_lines(faults: &[Fault]) -> String {
     let mut lines = String::new();
-    for fault in faults.iter().filter(|fault| fault.failed) {
+    let failed = faults.iter().filter(|fault| fault.failed);
+    let (not_tried, tried): (Vec<&Fault>, Vec<&Fault>) =
+        failed.partition(|fault| fault.reason == NOT_TRIED);
+    for fault in tried {
         let Fault { subject, load, reason, .. } = fault;
         // It may have a guest's words in it.
         let reason = printable(reason);
         lines.push_str(&format!("FAILED: {subject} with {load}: {reason}\n"));
+    }
+    for of_subject in not_tried.chunk_by(|one, next| one.subject == next.subject) {
+        let Some(Fault { subject, load, reason, .. }) = of_subject.first() else { continue };
+        let further = match of_subject.len() {
+            1 => load.clone(),
+            count => format!("{count} further loads, first {load}"),
+        };
+        lines.push_str(&format!("FAILED: {subject} with {further}: {reason}\n"));
     }
     let void: Vec<&Fault> = faults.iter().filter(|fault| !fault.failed).collect();
     if let Some(Fault { subject, load, reason, .. }) = void.first() {
@@ -235,7 +259,7 @@ pub(crate) fn foot(faults: &[Fault], subjects: &[Described]) -> String {
 mod tests {
     use super::*;
 
-    /// Subjects that count their turns; `fails` fails in its second turn.
+    /// Subjects that count their turns; `fails` fails in its second turn, and `ends` has no third.
     struct Counted(Vec<(&'static str, u32)>);
 
     impl Subjects for Counted {
@@ -252,6 +276,10 @@ mod tests {
 
         fn takes(&self, subject: usize, load: &u32) -> bool {
             self.0[subject].0 != "picky" || *load == 1
+        }
+
+        fn is_ended(&self, subject: usize) -> bool {
+            self.0[subject] == ("ends", 2)
         }
 
         fn settle(&self, subject: usize) -> Option<String> {
@@ -288,6 +316,36 @@ mod tests {
         assert_eq!((of("fails"), of("works")), (1 + 3, 6));
         let failed: Vec<_> = turns.faults.into_iter().filter(|fault| fault.failed).collect();
         assert_eq!(fault_lines(&failed), "FAILED: fails with 1: lost its way\n");
+    }
+
+    #[test]
+    fn a_subject_that_is_ended_has_no_further_turns_and_no_faults() {
+        let mut subjects = Counted(vec![("ends", 0), ("works", 0)]);
+        let mut begun = Vec::new();
+        let turns = take_turns(&mut subjects, &[1, 2], 3, |turn| {
+            begun.push(turn.subject.to_owned());
+        });
+        let of = |name: &str| begun.iter().filter(|one| *one == name).count();
+        assert_eq!((of("ends"), of("works"), turns.runs.len()), (2, 6, 8));
+        assert!(turns.faults.iter().all(|fault| !fault.failed));
+    }
+
+    #[test]
+    fn loads_that_were_not_tried_have_one_line_for_each_subject() {
+        let fault = |subject: &str, load: &str, reason: &str| Fault {
+            subject: subject.into(),
+            load: load.into(),
+            round: 0,
+            reason: reason.into(),
+            failed: true,
+        };
+        let not_tried = [("a", "2"), ("a", "4"), ("b", "4")];
+        let not_tried = not_tried.map(|(subject, load)| fault(subject, load, NOT_TRIED));
+        let faults = [vec![fault("a", "1", "no memory")], not_tried.to_vec()].concat();
+        let lines = "FAILED: a with 1: no memory\n\
+                     FAILED: a with 2 further loads, first 2: not tried after an earlier failure\n\
+                     FAILED: b with 4: not tried after an earlier failure\n";
+        assert_eq!(fault_lines(&faults), lines);
     }
 
     #[test]

@@ -276,8 +276,10 @@ async fn start_named(
     spinner: ProgressBar,
 ) -> Result<Start> {
     let prefix = named.prefix.clone();
-    start_with(client, Some(config), spec, wishes, named.sink, spinner, move |name| {
-        name.clone_into(&mut prefix.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+    start_with(client, Some(config), spec, wishes, named.sink, spinner, move |event| {
+        if let Event::Created(name) = event {
+            name.clone_into(&mut prefix.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        }
     })
     .await
 }
@@ -290,11 +292,23 @@ pub async fn start(
     sink: &mut (dyn Sink + Send),
     spinner: ProgressBar,
 ) -> Result<Start> {
-    start_with(client, None, spec, wishes, sink, spinner, |_| {}).await
+    start_telling(client, spec, wishes, sink, spinner, |_| {}).await
+}
+
+/// Starts one sandbox as [`start`], and calls `tell` with each event of its session.
+pub async fn start_telling(
+    client: SandboxClient,
+    spec: v1::RunSpec,
+    wishes: SessionSettings,
+    sink: &mut (dyn Sink + Send),
+    spinner: ProgressBar,
+    tell: impl Fn(&Event),
+) -> Result<Start> {
+    start_with(client, None, spec, wishes, sink, spinner, tell).await
 }
 
 /// Starts one sandbox and carries its streams to the end. With `config`, the session continues with
-/// the next daemon where sandboxes outlive theirs.
+/// the next daemon where sandboxes outlive theirs. Calls `tell` with each event.
 async fn start_with(
     mut client: SandboxClient,
     config: Option<&Config>,
@@ -302,7 +316,7 @@ async fn start_with(
     wishes: SessionSettings,
     sink: &mut (dyn Sink + Send),
     spinner: ProgressBar,
-    created: impl Fn(&str),
+    tell: impl Fn(&Event),
 ) -> Result<Start> {
     let detach = spec.detach;
     let (sender, stream) = requests(run_in::Kind::Run(spec));
@@ -311,15 +325,15 @@ async fn start_with(
     let mut name = String::new();
     let mut timeline = None;
     let mut sink = Counting { sink, bytes: 0 };
-    let mut exit = carry(replies, sender, wishes, &mut sink, |event| match event {
-        Event::Created(given) => {
-            created(&given);
-            name = given;
-        }
-        Event::Stage(stage) => spinner.set_message(stage),
-        Event::Started(stages) => {
-            count_started(&spinner);
-            timeline = Some(timeline_of(&name, stages));
+    let mut exit = carry(replies, sender, wishes, &mut sink, |event| {
+        tell(&event);
+        match event {
+            Event::Created(given) => name = given,
+            Event::Stage(stage) => spinner.set_message(stage),
+            Event::Started(stages) => {
+                count_started(&spinner);
+                timeline = Some(timeline_of(&name, stages));
+            }
         }
     })
     .await;

@@ -8,7 +8,7 @@
 //! (`Endpoint::set_limits`). `Endpoint::describe` shows it; the command line has it in
 //! `args/endpoint.rs`, and in `request` and `as_json` of `endpoint.rs`. Functions of pools get it
 //! in `vf::template::request`. `docs/disks.md` or `docs/networks.md` has it. Tests:
-//! `host/plane/tests`, `disks.rs` or `network.rs`, and `kept.rs`, which asks the next plane.
+//! `host/plane/tests`, `plane/disks.rs` or `network.rs`, and `kept.rs`, which asks the next plane.
 //!
 //! A new limit of a controller is a field of `Limits`, in place of the request: `door::rates` makes
 //! a rate of it for `slipway_nvme`'s limiter. `LimitArgs` of `args/endpoint.rs` has it, and

@@ -12,6 +12,7 @@ mod memory;
 mod nic;
 mod packet;
 mod packet_target;
+mod removal;
 mod reports;
 mod roots;
 pub mod scratch;
@@ -44,11 +45,10 @@ pub use startup::startup;
 pub use target::serve as target;
 pub use vmm::vmm;
 
-use self::interruptible::Interruptible;
 use crate::args::StartupArgs;
 use crate::progress::stage_spinner;
 use crate::run::{self, Start};
-use crate::session::{SessionSettings, Sink};
+use crate::session::{Event, SessionSettings, Sink};
 use crate::volume;
 
 /// Discards the sandboxes' output, which is not measured.
@@ -60,14 +60,19 @@ impl Sink for DiscardedOutput {
     }
 }
 
-/// Starts sandboxes at once, whose output nobody reads. Returns the outcome of each.
-async fn start_at_once(client: &SandboxClient, specs: Vec<v1::RunSpec>) -> Vec<Result<Start>> {
-    let spinner = stage_spinner(specs.len() as u32);
+/// Starts sandboxes at once, whose output nobody reads. Calls `tell` with each event of their
+/// sessions. Returns the outcome of each.
+async fn start_at_once(
+    client: &SandboxClient,
+    specs: Vec<v1::RunSpec>,
+    tell: impl Fn(&Event),
+) -> Vec<Result<Start>> {
+    let (spinner, tell) = (stage_spinner(specs.len() as u32), &tell);
     let starts = specs.into_iter().map(|spec| {
         let (client, spinner) = (client.clone(), spinner.clone());
         async move {
             let wishes = SessionSettings { stdin: false, tty: false };
-            run::start(client, spec, wishes, &mut DiscardedOutput, spinner).await
+            run::start_telling(client, spec, wishes, &mut DiscardedOutput, spinner, tell).await
         }
     });
     let started = join_all(starts).await;
@@ -92,9 +97,9 @@ fn machine_of(args: &StartupArgs, digest: &str) -> Result<v1::RunSpec> {
     })
 }
 
-/// Says which turn begins, unless standard error is for errors only, or a signal ends all turns.
-fn tell(args: &StartupArgs, calls: &Interruptible, turn: &Turn<'_, Point>) {
-    if !args.json && calls.check().is_ok() {
+/// Says which turn begins, unless standard error is for errors only.
+fn tell(args: &StartupArgs, turn: &Turn<'_, Point>) {
+    if !args.json {
         let Turn { subject, load, round, .. } = turn;
         eprintln!("round {} of {}: {subject}, {load}", round + 1, args.rounds);
     }

@@ -1,5 +1,6 @@
 //! `slipway bench startup`: starts sandboxes at once, and shows where the time went.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use anyhow::{Result, bail};
@@ -14,6 +15,7 @@ use super::{accelerator, arms, machine_of, machine_processors, start_at_once, su
 use crate::args::{NodeArgs, Pull, StartupArgs};
 use crate::client::connect;
 use crate::run::{Fetched, Start};
+use crate::session::Event;
 use crate::{image, report};
 
 /// Measures, and shows the report.
@@ -64,7 +66,7 @@ fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<ArmsR
     let subject = Sandboxes { calls: Rc::clone(&calls), client, config: config.clone(), spec };
     let subjects: Vec<Box<ArmSubject>> = vec![Box::new(subject)];
     let accelerator = accelerator(args.accel.as_deref());
-    let told = |turn: &Turn<'_, Point>| tell(args, &calls, turn);
+    let told = |turn: &Turn<'_, Point>| tell(args, turn);
     let report = subjects::report_telling(subjects, plan, accelerator, told);
     let mut report: ArmsReport = calls.check().and(report)?;
     report.extra = ArmExtra { image: args.image.clone(), volumes, waits: false };
@@ -95,21 +97,55 @@ impl Subject for Sandboxes {
         Own::BusyNode
     }
 
+    fn is_ended(&self) -> bool {
+        self.calls.check().is_err()
+    }
+
     fn run(&mut self, point: &Point) -> Result<ArmMeasured> {
         self.calls.wait(async {
-            let busy = || busy_ns().unwrap_or(0);
-            let (began, busy_before) = (monotonic_ns(), busy());
+            let busy = BusyUntilRun::begin(|| busy_ns().unwrap_or(0));
+            let began = monotonic_ns();
             // The image is in the cache: each round finds it there, as each `run` does.
             image::ensure(&self.config, &self.spec.image_digest, Pull::Never).await?;
             let fetched = Fetched { began, ended: monotonic_ns() };
             let specs = vec![self.spec.clone(); point.count as usize];
-            let started = start_at_once(&self.client, specs).await;
-            let busy_ns = busy().saturating_sub(busy_before);
+            let started = start_at_once(&self.client, specs, |event| busy.hear(event)).await;
+            let busy_ns = busy.ns();
             let timelines = started.into_iter().map(|start| timeline(start?));
             let timelines = fetched.align(timelines.collect::<Result<_>>()?);
             let processors = machine_processors();
             anyhow::Ok(ArmMeasured { timelines, processors, busy_ns, singles: None })
         })
+    }
+}
+
+/// The time for which the processors are busy until the last of several sandboxes runs. Their ends
+/// and removals are not part of a start.
+struct BusyUntilRun<F> {
+    /// Returns the time for which the processors were busy so far, ns.
+    busy: F,
+    before: u64,
+    /// That time when a sandbox was last heard to run.
+    ran: Cell<u64>,
+}
+
+impl<F: Fn() -> u64> BusyUntilRun<F> {
+    /// Begins the time now.
+    fn begin(busy: F) -> Self {
+        let before = busy();
+        Self { busy, before, ran: Cell::new(before) }
+    }
+
+    /// Takes note of an event of a sandbox's session.
+    fn hear(&self, event: &Event) {
+        if matches!(event, Event::Started(_)) {
+            self.ran.set((self.busy)());
+        }
+    }
+
+    /// Returns the time, ns.
+    fn ns(&self) -> u64 {
+        self.ran.get().saturating_sub(self.before)
     }
 }
 
@@ -121,5 +157,25 @@ fn timeline(start: Start) -> Result<Timeline> {
             bail!("sandbox {} ended with status {}: {}", start.name, exit.status, exit.reason)
         }
         _ => bail!("sandbox {} did not run", start.name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_of_sandboxes_are_not_part_of_their_starts() {
+        let now = Cell::new(10);
+        let busy = BusyUntilRun::begin(|| now.get());
+        assert_eq!(busy.ns(), 0);
+        let started = || Event::Started(Vec::new());
+        let events = [Event::Created("a".to_owned()), started(), started()];
+        for (time, event) in [20, 30, 45].into_iter().zip(events) {
+            now.set(time);
+            busy.hear(&event);
+        }
+        now.set(70);
+        assert_eq!(busy.ns(), 35);
     }
 }

@@ -18,7 +18,7 @@
 //! ignores: no version changes. A part of the server's or a device's is in its own journal, whose
 //! version is a word of `layout`. A descriptor has a slot of the shelf (`HOST_SLOTS` of
 //! `host/vfio-user`). `layout::VERSION` is raised if the meaning of slots or the order of parts is
-//! another one. Tests: `host/plane/tests`, `kept.rs`, `kept_full.rs` and `killed`, and
+//! another one. Tests: `host/plane/tests`, `kept.rs`, `plane/kept_full.rs` and `killed`, and
 //! `tests/e2e/35-restart.sh`; `docs/walks/restart.md` and `docs/operation.md` say what goes on.
 //!
 //! Before a successor opens a disk, no request of the predecessor may be in flight: requests in

@@ -134,6 +134,7 @@ impl Measured for DrfMeasured {
 
     const KIND: &'static str = "shares";
     const FORMAT: u32 = 2;
+    const HAS_ONE_ROUND: bool = true;
 
     fn figures(_: &DrfLoad) -> &'static [Figure<DrfLoad, Self>] {
         type DrfFigure = Figure<DrfLoad, DrfMeasured>;
@@ -256,6 +257,7 @@ fn measure(
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::compare::ONE_ROUND;
     use crate::json::SavedReport;
 
     /// Makes a report with invented figures: 1 % too much for A, 1 % too little for B.
@@ -288,6 +290,14 @@ pub(super) mod tests {
         }
         assert_eq!(DrfReport::from_json(&report.to_json().unwrap()).unwrap(), report);
         assert!(DrfReport::from_json("{}").is_err());
+    }
+
+    #[test]
+    fn comparisons_ask_for_no_further_rounds() {
+        let text = report().compare(&report());
+        let figures = text.lines().filter(|line| line.ends_with(ONE_ROUND));
+        assert_eq!(figures.count(), 3, "{text}");
+        assert!(!text.contains("needs"), "{text}");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use slipway_bench::arms::{
     Arm, ArmExtra, ArmPlan, ArmSubject, ArmsReport, Point, arms_plot, arms_table,
 };
-use slipway_runtime::{Config, SandboxClient, v1};
+use slipway_runtime::{Config, v1};
 use slipway_telemetry::Timeline;
 use tokio::sync::Mutex;
 
@@ -30,7 +30,7 @@ use super::interruptible::Interruptible;
 use super::reports::{self, View};
 use super::{subjects, tell};
 use crate::args::{Engine, NodeArgs, Pull, StartupArgs};
-use crate::client::{connect, connect_functions, refused};
+use crate::client::{connect, connect_functions};
 use crate::image;
 use crate::run::Start;
 
@@ -156,7 +156,7 @@ fn take_turns(
     };
     let subjects = arms.iter().map(subject).collect();
     let plan = ArmPlan::new(points, args.rounds);
-    subjects::report_telling(subjects, plan, accelerator, |turn| tell(args, calls, turn))
+    subjects::report_telling(subjects, plan, accelerator, |turn| tell(args, turn))
 }
 
 /// Ends the daemons of the measurement's own, and removes the pool of the node's daemon, after the
@@ -267,13 +267,6 @@ pub(super) fn timeline(start: Start) -> Result<Timeline> {
         (_, Some(exit)) => bail!("sandbox {} ended: {}", start.name, exit.reason),
         _ => bail!("sandbox {} did not run", start.name),
     }
-}
-
-/// Removes a sandbox, whether it runs or not.
-pub(super) async fn remove(mut client: SandboxClient, name: String) -> Result<()> {
-    let request = v1::RemoveRequest { name, force: true, ..Default::default() };
-    client.remove(request).await.map_err(refused)?;
-    Ok(())
 }
 
 #[cfg(test)]

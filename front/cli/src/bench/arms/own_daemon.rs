@@ -12,17 +12,17 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use futures_util::future::join_all;
 use rustix::process::{Pid, Signal, kill_process};
 use slipway_bench::arms::Arm;
 use slipway_plane_api::VfClient;
-use slipway_runtime::{Config, SandboxClient, v1};
+use slipway_runtime::{Config, SandboxClient};
 
 use super::pool::Pool;
-use super::{NETWORK, own, remove};
+use super::{NETWORK, own};
 use crate::args::NodeArgs;
+use crate::bench::removal::remove_all;
 use crate::bench::scratch::Scratch;
-use crate::client::{answer, connect, connect_functions, try_connect};
+use crate::client::{connect, connect_functions, try_connect};
 use crate::keeper;
 
 /// The longest time that a daemon may take until it serves: it may try a VMM first.
@@ -111,11 +111,7 @@ impl OwnDaemon {
 /// # Errors
 /// The daemon goes away, or refuses the removal of one; the others are removed even so.
 pub async fn remove_left(client: &SandboxClient) -> Result<()> {
-    let beginning = format!("{}-", own());
-    let all = answer(client.clone().list(v1::Empty {}).await)?.sandboxes;
-    let its = all.into_iter().map(|one| one.name).filter(|name| name.starts_with(&beginning));
-    let removed = join_all(its.map(|name| remove(client.clone(), name))).await;
-    removed.into_iter().collect()
+    remove_all(client, &format!("{}-", own())).await
 }
 
 /// Checks ways that have daemons of their own against the node's settings, the network and the

@@ -42,6 +42,10 @@ impl Subject for Way {
         Own::BusyNode
     }
 
+    fn is_ended(&self) -> bool {
+        self.calls.check().is_err()
+    }
+
     fn run(&mut self, point: &Point) -> Result<ArmMeasured> {
         let few = Point { count: point.count.min(FEW), ..*point };
         let is_warm = self.warm.contains(&few);

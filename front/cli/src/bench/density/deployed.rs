@@ -8,7 +8,7 @@ use slipway_bench::density::{
     DensityLoad, DensityMeasured, Idle, Processes, Quantity, Starts, Taken, Unit, available_bytes,
     shortage,
 };
-use slipway_bench::{Own, Subject};
+use slipway_bench::{NOT_TRIED, Own, Subject};
 use slipway_telemetry::monotonic_ns;
 use tokio::sync::Mutex;
 
@@ -162,8 +162,12 @@ impl Subject for Deployed {
         Own::BusyNode
     }
 
+    fn is_ended(&self) -> bool {
+        self.calls.check().is_err()
+    }
+
     fn run(&mut self, load: &DensityLoad) -> Result<DensityMeasured> {
-        ensure!(!self.failed.contains(&load.unit), "not tried after an earlier failure");
+        ensure!(!self.failed.contains(&load.unit), NOT_TRIED);
         let calls = Rc::clone(&self.calls);
         let measured = calls.wait(self.turn(load));
         if measured.is_err() {

@@ -1,7 +1,5 @@
 //! The sandboxes of a measurement of density: they are started, found on the host, and removed.
 
-use std::time::Duration;
-
 use anyhow::{Result, anyhow, ensure};
 use futures_util::future::join_all;
 use slipway_bench::density::{PoolMemory, Processes, Starts, Taken};
@@ -9,17 +7,14 @@ use slipway_plane_api::{PlaneClient, v1 as plane_v1};
 use slipway_runtime::{SandboxClient, TemplateClient, v1};
 use slipway_telemetry::monotonic_ns;
 
-use crate::bench::arms::{remove, timeline};
+use crate::bench::arms::timeline;
+use crate::bench::removal::{remove, remove_all};
 use crate::bench::start_at_once;
 use crate::client::{answer, record, refused};
 use crate::manage::{list, named};
 
 /// How many are started at once while nothing is timed.
 const AT_ONCE: usize = 8;
-/// How often those that are left are looked for, and the time in between: one that was being
-/// created when its start was given up appears a little later.
-const LOOKS: u32 = 10;
-const BETWEEN: Duration = Duration::from_millis(300);
 /// The most guests that are asked what they use.
 const ASKED: usize = 16;
 
@@ -150,7 +145,7 @@ impl Fleet {
     /// ascending order.
     async fn start(&self, specs: Vec<v1::RunSpec>) -> Result<Vec<u64>> {
         let began = monotonic_ns();
-        let started = start_at_once(&self.clients.sandboxes, specs).await;
+        let started = start_at_once(&self.clients.sandboxes, specs, |_| {}).await;
         let timelines = started.into_iter().map(|start| timeline(start?));
         let timelines = timelines.collect::<Result<Vec<_>>>()?;
         Ok(Starts::times_of(&slipway_bench::aligned(timelines, began)))
@@ -202,20 +197,7 @@ impl Fleet {
     /// Some are left.
     pub async fn clear(&mut self) -> Result<()> {
         self.names.clear();
-        let mut error = anyhow!("sandboxes {}* are left", beginning());
-        for look in 0..LOOKS {
-            let all = list(&mut self.clients.sandboxes).await?;
-            let own = all.into_iter().map(|one| one.name);
-            let own: Vec<String> = own.filter(|name| name.starts_with(&beginning())).collect();
-            if own.is_empty() && look > 0 {
-                return Ok(());
-            }
-            let removed = own.into_iter().map(|name| remove(self.clients.sandboxes.clone(), name));
-            let removed = join_all(removed).await;
-            error = removed.into_iter().find_map(Result::err).unwrap_or(error);
-            tokio::time::sleep(BETWEEN).await;
-        }
-        Err(error.context("`slipway ps` tells what is left of the measurement"))
+        remove_all(&self.clients.sandboxes, &beginning()).await
     }
 
     /// Removes everything that was made for the measurement.

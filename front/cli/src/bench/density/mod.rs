@@ -103,8 +103,8 @@ fn take(
     let subjects: Vec<Box<DensitySubject>> = vec![Box::new(subject)];
     let plan = DensityPlan { gate_rounds: Some(1), ..DensityPlan::new(loads(args), args.rounds) };
     subjects::report_telling(subjects, plan, accelerator(args), |turn| {
-        // Once for all rounds, and not for turns that a signal has ended.
-        if !args.report.json && turn.round == 0 && calls.check().is_ok() {
+        // Once for all rounds.
+        if !args.report.json && turn.round == 0 {
             eprintln!("{}", turn.load);
         }
     })

@@ -1,8 +1,5 @@
 //! The whole plane natively: a small real NVMe driver in this process drives a controller of the
 //! plane over its vfio-user socket, never by direct call. No VM, no root.
-#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
-
-mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,7 +11,7 @@ use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_plane::Error;
 use slipway_plane_api::{PlaneClient, v1};
 
-use common::*;
+use crate::common::*;
 
 #[test]
 fn a_driver_reads_and_writes_over_the_socket() {

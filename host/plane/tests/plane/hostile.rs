@@ -2,9 +2,6 @@
 //! rings doorbells at random, makes a PRP list that points to itself, disconnects in the middle. It
 //! gets the errors that the specifications define, and they are counted. Meanwhile a neighbour on
 //! the same reactor verifies its data.
-#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
-
-mod common;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -19,7 +16,7 @@ use slipway_nvme_spec::status::Status;
 use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_vfio_user_client::{Client, ClientError};
 
-use common::*;
+use crate::common::*;
 
 const TRANSFER: usize = 128 << 10;
 const DEPTH: usize = 128;

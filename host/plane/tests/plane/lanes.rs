@@ -1,8 +1,5 @@
 //! One controller's queues on several reactors: data is verified on all queues while the client
 //! does everything to the controller that a client can.
-#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
-
-mod common;
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -16,7 +13,7 @@ use slipway_plane::Settings;
 use slipway_plane_api::v1::{self, disk::Kind, nvme_controller::DoorbellMode};
 use slipway_vfio_user_client::sealed_memory;
 
-use common::*;
+use crate::common::*;
 
 const REACTORS: u32 = 2;
 

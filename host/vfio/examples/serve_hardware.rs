@@ -1,5 +1,5 @@
 //! Serves a hardware function on a vfio-user socket until its input ends, without a daemon:
-//! `serve 0000:01:10.0 /run/vf.sock`. Needs root, VFIO and an IOMMU.
+//! `serve_hardware 0000:01:10.0 /run/vf.sock`. Needs root, VFIO and an IOMMU.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use slipway_vfio_user::{Config, Endpoint, EndpointParts};
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let (Some(address), Some(socket)) = (arguments.next(), arguments.next()) else {
-        return Err("usage: serve ADDRESS SOCKET".into());
+        return Err("usage: serve_hardware ADDRESS SOCKET".into());
     };
     let (address, host) = (address.parse()?, Host::default());
     host.sysfs().check(address)?;

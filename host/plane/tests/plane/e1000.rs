@@ -1,6 +1,5 @@
 //! E1000 functions of a plane: drivers on sockets that reach each other through a switch, with
 //! interrupts of the pin.
-#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
 use std::os::fd::AsFd;
 use std::path::Path;

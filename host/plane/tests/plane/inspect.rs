@@ -1,7 +1,4 @@
 //! Views of everything that a plane has, through its interface.
-#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
-
-mod common;
 
 use slipway_plane::Settings;
 use slipway_plane::views::{EndpointView, LivePart, Stage};
@@ -9,7 +6,7 @@ use slipway_plane_api::v1;
 use slipway_plane_api::v1::plane_server::Plane as Calls;
 use tokio_stream::StreamExt;
 
-use common::*;
+use crate::common::*;
 
 /// Returns the parts that the interface's call gives.
 fn parts(rig: &Rig, ids: &[&str]) -> Result<Vec<LivePart>, tonic::Status> {

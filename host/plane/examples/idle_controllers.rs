@@ -1,6 +1,6 @@
 //! Measures the cost of attached but unused controllers, the latency of the first command after a
 //! pause, and the time until a target is ready: `cargo run --release -p slipway-plane --example
-//! idle -- [CONTROLLERS [SECONDS [SWEEP_MS]]]`.
+//! idle_controllers -- [CONTROLLERS [SECONDS [SWEEP_MS]]]`.
 //!
 //! The target is a process of its own with one reactor and one NVMe controller with a RAM disk for
 //! each client. The clients are in this process: each enables its controller, makes an I/O queue

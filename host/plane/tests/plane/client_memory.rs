@@ -1,14 +1,12 @@
 //! A VMM that was taken over passes memory of its own choice.
-#![allow(clippy::unwrap_used)] // A failed unwrap in a test is the failure report.
-
-mod common;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use common::{PATIENCE, Rig};
 use rustix::io::Errno;
 use slipway_plane_api::v1;
 use slipway_vfio_user_client::{Client, ClientError};
+
+use crate::common::{PATIENCE, Rig};
 
 const GUEST: u64 = 1 << 20;
 const MARGIN: u64 = 1 << 16;

@@ -1,7 +1,4 @@
 //! Named disks, which endpoints share: attached, detached and resized while drivers run.
-#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
-
-mod common;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -19,7 +16,7 @@ use slipway_plane::Error;
 use slipway_plane_api::v1::{self, disk::Kind};
 use slipway_vfio_user_client::sealed_memory;
 
-use common::*;
+use crate::common::*;
 
 fn disk(kind: Kind) -> Option<v1::Disk> {
     Some(v1::Disk { block_size: 0, kind: Some(kind) })

@@ -1,5 +1,4 @@
 //! An endpoint whose description is as long as a keeper's memory for it allows.
-#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! Serves one NVMe function with mapped doorbells on `DIR/cntrl`, where SPDK's initiator looks,
-//! until it is killed: `cargo run --release -p slipway-plane --example serve -- DIR [MIB [BLOCK
-//! [ram|null|FILE]]]`. FILE, a path that begins with a slash, is served whole and read-only, with
-//! doorbells that are rung, as sandboxes have their images.
+//! until it is killed: `cargo run --release -p slipway-plane --example serve_nvme -- DIR [MIB
+//! [BLOCK [ram|null|FILE]]]`. FILE, a path that begins with a slash, is served whole and read-only,
+//! with doorbells that are rung, as sandboxes have their images.
 //!
 //! `spdk_nvme_identify -g -r 'trtype:VFIOUSER traddr:DIR
 //! subnqn:nqn.2026-01.dev.slipway:nvme:serve'` then shows it. SPDK's tools need some `subnqn` in

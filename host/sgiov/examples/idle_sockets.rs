@@ -2,7 +2,7 @@
 //! bytes once, and prints the memory of one socket and the processor time of the engine.
 //!
 //! Run as root, for the descriptors:
-//! `cargo run --release -p slipway-sgiov --example idle -- [SOCKETS] [SECONDS]`.
+//! `cargo run --release -p slipway-sgiov --example idle_sockets -- [SOCKETS] [SECONDS]`.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../tests/client/mod.rs"]

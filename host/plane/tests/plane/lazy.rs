@@ -1,8 +1,5 @@
 //! Disks of images whose blocks are fetched as they are read. That they outlive the plane is tested
 //! with the other disks that do (`kept.rs`).
-#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
-
-mod common;
 
 use slipway_disks::Error as DiskError;
 use slipway_nvme::driver::{Driver, io};
@@ -10,7 +7,7 @@ use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_plane::{Error, Settings};
 use slipway_plane_api::v1::{self, disk::Kind};
 
-use common::*;
+use crate::common::*;
 
 const MIB: u64 = 1 << 20;
 const QUEUES: u16 = 4;

@@ -1,7 +1,4 @@
 //! Endpoints on several reactors: their assignment, and that they move under load without errors.
-#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
-
-mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -12,7 +9,7 @@ use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_plane::Settings;
 use slipway_plane_api::v1::{self, disk::Kind, nvme_controller::DoorbellMode};
 
-use common::*;
+use crate::common::*;
 
 fn two_reactors() -> Rig {
     Rig::with(Settings { reactors: 2, ..Settings::default() })

@@ -1,7 +1,7 @@
 //! Measures the cost of ports without traffic: a switch on a reactor, its memory ports, and the
 //! process's CPU time.
 //!
-//!     cargo run --release -p slipway-switch --example idle -- [PORTS [SECONDS]]
+//!     cargo run --release -p slipway-switch --example idle_ports -- [PORTS [SECONDS]]
 #![allow(clippy::unwrap_used)] // a program to measure with
 
 use std::time::{Duration, Instant};

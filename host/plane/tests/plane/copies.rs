@@ -1,7 +1,4 @@
 //! Copies of disks in files.
-#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
-
-mod common;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -10,7 +7,7 @@ use slipway_nvme::driver::Driver;
 use slipway_plane_api::v1::{self, disk::Kind};
 use tonic::Code;
 
-use common::*;
+use crate::common::*;
 
 const SIZE: u64 = 16 << 20;
 
