@@ -243,10 +243,12 @@ impl<'a> Asked<'a> {
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
         let mut all = lock(self.all);
+        // Dropped before the lock is: of two last calls, the second one finds itself alone.
+        let place = std::mem::take(&mut self.place);
         // No call gets another reference meanwhile: there are this one and the map's.
-        let is_last = Arc::strong_count(&self.place) == 2;
-        let is_its = all.get(self.name).is_some_and(|one| Arc::ptr_eq(one, &self.place));
-        let is_empty = || self.place.try_lock().is_ok_and(|loaded| loaded.is_none());
+        let is_last = Arc::strong_count(&place) == 2;
+        let is_its = all.get(self.name).is_some_and(|one| Arc::ptr_eq(one, &place));
+        let is_empty = || place.try_lock().is_ok_and(|loaded| loaded.is_none());
         if is_last && is_its && is_empty() {
             all.remove(self.name);
         }
@@ -456,6 +458,24 @@ mod tests {
         drop(removal);
         forgets_all(&all).await;
         assert!(matches!(all.get("a").await, Err(Error::NoTemplate(_))));
+    }
+
+    #[test]
+    fn of_two_calls_that_end_at_once_one_forgets_the_name() {
+        let (all, barrier) = (AllLoaded::default(), std::sync::Barrier::new(2));
+        let ask = || {
+            for name in 0..2000 {
+                let name = name.to_string();
+                let asked = Asked::of(&all, &name);
+                barrier.wait();
+                drop(asked);
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(ask);
+            scope.spawn(ask);
+        });
+        assert!(lock(&all).is_empty());
     }
 
     #[tokio::test]
