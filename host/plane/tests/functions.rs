@@ -23,10 +23,38 @@ use tonic::Request;
 
 use common::*;
 
+/// The MAC address of an interface's client.
+const CLIENT: &str = "02:00:00:00:00:07";
+
 fn nvme(kind: Kind, count: u32) -> vf_v1::Template {
     let disk = Some(v1::Disk { block_size: 0, kind: Some(kind) });
     let kind = Some(template::Kind::Nvme(template::Nvme { disk, layers_bytes: 0 }));
     vf_v1::Template { kind, count, ..Default::default() }
+}
+
+/// Makes a pool of one interface on the switch `blue`, which it makes, too.
+fn make_nics(plane: &Plane, functions: &VirtualFunctions, pool: &str) {
+    let switch = v1::CreateSwitchRequest { name: "blue".into(), ..Default::default() };
+    plane.fabric().create_switch(&switch).unwrap();
+    let kind = Some(template::Kind::Nic(template::Nic { switch: "blue".into(), mtu: 0 }));
+    functions.create(pool, vf_v1::Template { kind, count: 1, ..Default::default() }).unwrap();
+}
+
+/// Returns a client with a MAC address, or without one of its own if that is empty.
+fn client(mac: &str) -> vf_v1::Client {
+    vf_v1::Client { mac: mac.into(), ..Default::default() }
+}
+
+/// Begins with the interface behind a socket.
+fn interface(socket: &str) -> net::Driver<Registers> {
+    let (arena, registers) = connect_driver(Path::new(socket));
+    let arena = net::Arena::new(arena.memory().clone(), BASE, MEMORY);
+    net::Driver::new(registers, arena, net::Options::default()).unwrap()
+}
+
+/// Returns the MAC address that a driver finds.
+fn mac(driver: &mut net::Driver<Registers>) -> String {
+    Mac(driver.mac().unwrap()).to_string()
 }
 
 fn owner(id: &str) -> Owner {
@@ -192,28 +220,16 @@ fn a_function_admits_clients_while_it_has_an_owner() {
 fn a_function_is_for_the_client_that_its_owner_said() {
     let folder = tempfile::tempdir().unwrap();
     let (plane, functions) = functions(folder.path());
-    let switch = v1::CreateSwitchRequest { name: "blue".into(), ..Default::default() };
-    plane.fabric().create_switch(&switch).unwrap();
-    let nic = template::Nic { switch: "blue".into(), mtu: 0 };
-    let kind = Some(template::Kind::Nic(nic));
-    functions.create("pool", vf_v1::Template { kind, count: 1, ..Default::default() }).unwrap();
+    make_nics(&plane, &functions, "pool");
     let [ours, other] = [(); 2].map(|()| sealed_memory(MEMORY).unwrap());
     let status = rustix::fs::fstat(&ours).unwrap();
-    let client = vf_v1::Client {
-        memory: Some(v1::ClientMemory {
-            device: status.st_dev,
-            inode: status.st_ino,
-            ..Default::default()
-        }),
-        mac: "02:00:00:00:00:07".into(),
-        addresses: vec!["10.0.0.7".into()],
-        ..Default::default()
-    };
+    let (device, inode) = (status.st_dev, status.st_ino);
+    let memory = Some(v1::ClientMemory { device, inode, ..Default::default() });
+    let client = vf_v1::Client { memory, addresses: vec!["10.0.0.7".into()], ..client(CLIENT) };
     let lease = take_for(&functions, "pool", "a", Some(client));
-    assert_eq!((&*lease.switch, lease.mtu), ("blue", 0));
-    assert_eq!(lease.mac, "02:00:00:00:00:07");
+    assert_eq!((&*lease.switch, lease.mtu, &*lease.mac), ("blue", 0, CLIENT));
     let port = || plane.fabric().list_switches().remove(0).ports.remove(0);
-    assert_eq!(port().mac, "02:00:00:00:00:07");
+    assert_eq!(port().mac, CLIENT);
     assert_eq!(port().addresses, ["10.0.0.7"]);
     let mut client = Client::connect(Path::new(&lease.socket_path), PATIENCE).unwrap();
     assert!(client.map(BASE, MEMORY, other.as_fd(), 0, true).is_err());
@@ -232,20 +248,10 @@ fn a_function_is_for_the_client_that_its_owner_said() {
 fn an_interface_has_the_address_of_its_client_before_its_driver_begins() {
     let folder = tempfile::tempdir().unwrap();
     let (plane, functions) = functions(folder.path());
-    let switch = v1::CreateSwitchRequest { name: "blue".into(), ..Default::default() };
-    plane.fabric().create_switch(&switch).unwrap();
-    let nic = template::Nic { switch: "blue".into(), mtu: 0 };
-    let kind = Some(template::Kind::Nic(nic));
-    functions.create("pool", vf_v1::Template { kind, count: 1, ..Default::default() }).unwrap();
-    let found = |socket: &str| {
-        let (arena, registers) = connect_driver(Path::new(socket));
-        let arena = net::Arena::new(arena.memory().clone(), BASE, MEMORY);
-        let driver = net::Driver::new(registers, arena, net::Options::default());
-        Mac(driver.unwrap().mac().unwrap()).to_string()
-    };
-    let client = |mac: &str| vf_v1::Client { mac: mac.into(), ..Default::default() };
-    let lease = take_for(&functions, "pool", "a", Some(client("02:00:00:00:00:07")));
-    assert_eq!((found(&lease.socket_path), &*lease.mac), (lease.mac.clone(), "02:00:00:00:00:07"));
+    make_nics(&plane, &functions, "pool");
+    let found = |socket: &str| mac(&mut interface(socket));
+    let lease = take_for(&functions, "pool", "a", Some(client(CLIENT)));
+    assert_eq!((found(&lease.socket_path), &*lease.mac), (lease.mac.clone(), CLIENT));
     // The owner lets another client in, which has the function after the first one.
     let other = functions.admit("pool", &owner("a"), client("02:00:00:00:00:08")).unwrap();
     assert_eq!((found(&other.socket_path), &*other.mac), (other.mac.clone(), "02:00:00:00:00:08"));
@@ -380,7 +386,7 @@ const DIRECTORY: &str = "SLIPWAY_FUNCTIONS_DIR";
 const SERVING: &str = "serving";
 
 /// Not a test of its own, but the code of the daemon's process. It does nothing without its
-/// directory in the environment. It has a pool of two, one with an owner.
+/// directory in the environment. It has a pool of two, one with an owner, and one of an interface.
 #[test]
 fn the_daemons_process() {
     let Ok(dir) = std::env::var(DIRECTORY) else { return };
@@ -392,10 +398,12 @@ fn the_daemons_process() {
         }
     };
     let plane = Plane::with_keeper(Settings::default(), keeper, &dir.join("witness")).unwrap();
-    let functions = VirtualFunctions::open(plane, dir, &dir.join("ledger"));
+    let functions = VirtualFunctions::open(plane.clone(), dir, &dir.join("ledger"));
     if !functions.is_in_use() {
         functions.create("pool", nvme(ram(1 << 20), 2)).unwrap();
         take(&functions, "pool", "a");
+        make_nics(&plane, &functions, "nics");
+        take_for(&functions, "nics", "a", Some(client(CLIENT)));
     }
     let words = || -> Vec<_> {
         let mut words: Vec<_> = states(&functions, "pool").into_iter().map(|one| one.1).collect();
@@ -407,6 +415,15 @@ fn the_daemons_process() {
     }
     let (taken, _) = states(&functions, "pool").into_iter().find(|one| one.1 == "taken").unwrap();
     std::fs::write(dir.join("number"), taken.to_string()).unwrap();
+    let lease = loop {
+        match functions.admit("nics", &owner("a"), client("")) {
+            Ok(lease) => break lease,
+            Err(VfError::Pool(slipway_vf_pool::Error::Adopting { .. })) => std::thread::yield_now(),
+            Err(other) => panic!("{other}"),
+        }
+    };
+    let port = plane.fabric().list_switches().remove(0).ports.remove(0);
+    std::fs::write(dir.join("addresses"), [lease.mac, port.mac].join(" ")).unwrap();
     std::fs::write(dir.join(SERVING), "").unwrap();
     loop {
         std::thread::park();
@@ -460,4 +477,24 @@ fn a_ready_function_is_shut_over_a_restart_and_a_taken_one_goes_on() {
     drop(driver);
     let mut driver = drive(&mine);
     assert!(first_bytes(&mut driver).iter().any(|byte| *byte != 0));
+}
+
+/// The port checks the addresses of frames: it has that of the client, as the driver has.
+#[test]
+fn an_interface_keeps_the_address_of_its_client_over_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keeper");
+    std::thread::spawn(move || slipway_keeper::serve(&path).unwrap());
+    let (daemon, _) = Daemon::start(folder.path());
+    let socket = folder.path().join("nics.0").display().to_string();
+    let addresses = || std::fs::read_to_string(folder.path().join("addresses")).unwrap();
+    assert_eq!(addresses(), [CLIENT; 2].join(" "));
+    let mut driver = interface(&socket);
+    assert_eq!(mac(&mut driver), CLIENT);
+    drop(daemon);
+    let (_daemon, _) = Daemon::start(folder.path());
+    assert_eq!(addresses(), [CLIENT; 2].join(" "));
+    assert_eq!(mac(&mut driver), CLIENT);
+    drop(driver);
+    assert_eq!(mac(&mut interface(&socket)), CLIENT);
 }
