@@ -166,9 +166,13 @@ impl Plane {
     /// [`Error::Unknown`]; [`Error::Invalid`] and [`Error::Fabric`] for addresses that the port
     /// cannot have; [`Error::Socket`] if the socket cannot be given to the client's user.
     pub(crate) fn open_endpoint_for(&self, id: &str, client: &vf_v1::Client) -> Result<(), Error> {
-        if !(client.mac.is_empty() && client.addresses.is_empty()) {
-            let binding = self.with_endpoint(id, |served| served.binding(id))??;
-            binding.bind(client)?;
+        let has_addresses = !(client.mac.is_empty() && client.addresses.is_empty());
+        match self.with_endpoint(id, |served| served.binding(id))? {
+            // Without addresses, too: the client may have rates, and an earlier one had addresses.
+            Ok(binding) => binding.bind(client)?,
+            Err(error) if has_addresses => return Err(error),
+            // A function without a port.
+            Err(_) => {}
         }
         self.with_endpoint(id, |served| served.open_for(client))?
     }
