@@ -188,11 +188,12 @@ share_images() {
         mv "$second/images.new" "$second/images"
 }
 
-# The unit tests and the fuzz targets are compiled while the end-to-end tests run, which wait for most of their
-# time: with the scheduling policy SCHED_IDLE this takes only processor time that nothing else wants. Both are
+# The unit tests are compiled while the end-to-end tests run, which wait for most of their time, and the fuzz targets
+# after them: with the scheduling policy SCHED_IDLE this takes only processor time that nothing else wants. Both are
 # compiled again below, so errors are told there. In a process group of its own, so that it ends with this script.
 set -m
-chrt --idle 0 bash -c "cargo test --locked $unit_tests --no-run; fuzz/run --build" </dev/null >"$logs/compiling" 2>&1 &
+chrt --idle 0 bash -c "cargo test --locked $unit_tests --no-run; touch $logs/compiled; fuzz/run --build" \
+    </dev/null >"$logs/compiling" 2>&1 &
 compiling=$!
 set +m
 beside=("$compiling")
@@ -219,8 +220,7 @@ done
 in_lanes $lanes "${shared[@]}"
 in_lanes 1 "${alone[@]}"
 printf '== the rest of what the unit tests need is compiled (%s)\n' "$(clock $SECONDS)"
-wait "$compiling"
-beside=()
+until [ -e "$logs/compiled" ] || ! kill -0 "$compiling" 2>/dev/null; do sleep 1; done
 units=()
 if part units '^error' build_units; then
     declare -A package_of source_of again_of=([doc]='--workspace --doc')
@@ -235,6 +235,9 @@ fi
 export SLIPWAY_TEST_SCOPE=$unit_tests
 in_lanes $lanes "${programs[@]}" "${units[@]}"
 [ ! -e "$logs/units-failed" ] || echo units >>"$logs/failed"
+printf '== the rest of the fuzz targets is compiled (%s)\n' "$(clock $SECONDS)"
+wait "$compiling"
+beside=()
 part fuzz . fuzz/run --total 100
 
 skipped=$(grep -rhoE '^ *SKIPPED: .*' "$logs" | sed 's/^ *//' | sort -u)
