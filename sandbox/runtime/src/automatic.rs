@@ -344,7 +344,7 @@ mod tests {
         ];
         others.sort();
         others.dedup();
-        assert_eq!(others.len(), 9, "{others:?}");
+        assert_eq!(others.len(), 10, "{others:?}");
         assert!(crate::name::check_template(&others[0]).is_ok());
     }
 }

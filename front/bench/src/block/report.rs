@@ -154,7 +154,7 @@ pub(crate) mod tests {
         assert!(BlockReport::from_json("{}").is_err());
         let other = BlockReport { format: 9, ..report };
         let error = BlockReport::from_json(&other.to_json().unwrap()).unwrap_err();
-        assert!(error.to_string().contains("format 9"), "{error}");
+        assert!(error.to_string().contains("format is 9"), "{error}");
     }
 
     #[test]

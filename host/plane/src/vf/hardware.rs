@@ -271,9 +271,10 @@ mod tests {
         next.close().unwrap();
         assert!(!note.exists() && !limits.exists());
         // Without a note nothing is set, and nothing is left to end.
-        std::fs::create_dir(folder.path().join("0000:fe:1f.7.part")).unwrap();
-        let Fault(why) = next.hold(&client).unwrap_err();
-        assert!(why.contains("cannot write") && next.owned.is_none(), "{why}");
+        let gone = folder.path().join("gone");
+        let mut unnoted = Hardware::new(address, Limits::default(), &gone);
+        let Fault(why) = unnoted.hold(&client).unwrap_err();
+        assert!(why.contains("cannot write") && unnoted.owned.is_none(), "{why}");
         let refused = check_client(&pool("0000:fe:1f.7"), &client).unwrap_err();
         assert!(matches!(refused, VfError::Invalid(_)), "{refused}");
         check_client(&pool("0000:fe:1f.7"), &vf_v1::Client::default()).unwrap();
