@@ -11,7 +11,7 @@ set -uo pipefail
 SLIPWAY=$(readlink -e "${1:?usage: test.sh SLIPWAY}") || exit
 export SLIPWAY
 cd "$(dirname "$(readlink -f "$0")")/../.." || exit
-# What is compiled for them: no examples, which `make check` compiles.
+# The targets that are compiled. Examples are left out: `make check` compiles them.
 unit_tests='--workspace --tests'
 logs=$(mktemp -d)
 # Groups of processes that run beside this script. They end with it: it waits until their tests have taken their nodes down.

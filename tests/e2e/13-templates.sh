@@ -247,7 +247,7 @@ done
 has_mib stays 256
 ok "forks of a template with room are given memory and give it back, the others' untouched"
 
-# What is plugged is part of a fork of one that runs, and of one that comes back from a file.
+# Plugged memory is part of a live fork, and of a sandbox that comes back from a file.
 timeout 300 "$slipway" fork stays --name twin >/dev/null || fail "fork: $(explain)"
 has_mib twin 256
 [ "$(sum twin)" = "$kept" ] || fail "the plugged memory of a live fork differs: $(explain)"

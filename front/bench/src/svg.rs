@@ -253,7 +253,7 @@ pub(crate) fn better(more: bool) -> &'static str {
 /// Makes a picture of this width and height with a heading, to which `draw` adds the rest.
 ///
 /// # Errors
-/// Those of the drawing.
+/// The errors of the drawing.
 pub(crate) fn drawn(
     (width, height): (i32, i32),
     title: &str,

@@ -398,7 +398,7 @@ mod tests {
         let made = maker(own.file.as_fd());
         assert!(is_asked(&of(4, 1002, &own.file), Duration::from_secs(3600)));
         assert_eq!(is_asked(&of(4, 1003, &own.file), Duration::ZERO), made.is_none());
-        // What root made are namespaces of different tenants.
+        // Namespaces that root made belong to different tenants.
         let is_users = matches!(made, Some(Maker::User(_)));
         assert_eq!(is_asked(&of(5, 1004, &own.file), Duration::ZERO), !is_users);
         assert!(is_asked(&peer(6, 1004), Duration::ZERO), "who was in it has not paid");

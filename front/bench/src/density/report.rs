@@ -85,7 +85,7 @@ fn median(times: &[u64]) -> Option<f64> {
 /// The result of a turn.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DensityMeasured {
-    /// Those that were left alone; `None` in a turn in which further ones started.
+    /// The sandboxes while they idle. `None` in a turn in which further ones started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle: Option<Idle>,
     /// Starts at once beside those that were there, or of containers one after the other.

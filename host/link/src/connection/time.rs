@@ -33,7 +33,7 @@ impl Connection {
             };
         }
         if self.left_out.is_some() {
-            // What the other side says is not heard meanwhile.
+            // Messages of the other side are not read meanwhile, so its silence tells nothing.
             self.heard = now;
             return self.show_life(now, settings);
         }

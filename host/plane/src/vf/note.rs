@@ -67,7 +67,7 @@ impl Note {
 
     /// Removes the note of something that has ended.
     pub fn forget(&self) {
-        // What a note names that is left by an error is ended once more when the VF is opened.
+        // An error leaves the note, and the opening of the VF ends the noted settings once more.
         let _ = slipway_replace::remove(&self.0);
     }
 }
@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(driver.read().unwrap(), None);
         driver.write("igbvf").unwrap();
         driver.write("nvme").unwrap();
-        // Whatever a killed daemon has left half written of one is no part of the other.
+        // A note that a killed daemon has written in part does not get into the other one.
         settings.write("vlan").unwrap();
         assert_eq!(driver.read().unwrap().as_deref(), Some("nvme"));
         assert_eq!(settings.read().unwrap().as_deref(), Some("vlan"));

@@ -164,7 +164,7 @@ async fn the_number_of_cpus_that_a_user_chose_stays() {
     update(2).await;
     pod.run("c", 400_000).await;
     assert_eq!(pod.told(), ["2 CPUs", "create", "remove"]);
-    // Those that it began with: it follows the limits again.
+    // The CPUs that it began with are asked for, so it follows the limits again.
     update(1).await;
     pod.run("d", 400_000).await;
     pod.has(1).await;

@@ -118,7 +118,7 @@ async fn memory_comes_before_a_container_begins_and_goes_after_it_has_ended() {
     node.end("follows", "many").await;
     node.comes_to("follows", 448).await;
     node.end("follows", "a").await;
-    // That of `b` and what its guest needs.
+    // The memory of `b`, and the guest's own.
     node.comes_to("follows", 192).await;
     node.end("follows", "b").await;
     node.comes_to("follows", 128).await;
