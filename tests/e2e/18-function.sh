@@ -19,7 +19,9 @@ command='case $PATH_INFO in
 esac
 echo "$REQUEST_METHOD $PATH_INFO $QUERY_STRING"; cat'
 # serve OPTION…: a server of the function f with at most three replicas in one sandbox. Its time limits are nobody's concern.
+# What the server before it said is gone, since that names the same function at another address.
 serve() {
+    rm -f "$work/server"
     "$slipway" function serve --listen 127.0.0.1:0 --max-sandboxes 1 --replicas-per-sandbox 3 --queue 2 --from none \
         --timeout 1h --queue-time 1h "$@" f "$image" -- sh -c "$command" 2>"$work/server" & server=$!
     wait_until 60 grep -q '^Serving f at ' "$work/server" || fail "no server: $(cat "$work/server")"
@@ -124,6 +126,7 @@ fork() {
     name=$1; shift
     local options=()
     while [ "$1" != -- ]; do options+=("$1"); shift; done
+    rm -f "$work/server"
     "$slipway" function serve --listen 127.0.0.1:0 --min-sandboxes 1 --max-sandboxes 1 --replicas-per-sandbox 3 --from none \
         --timeout 1h --queue-time 1h --keep-alive 1h "${options[@]}" "$name" "$image" "$@" 2>"$work/server" & server=$!
     wait_until 60 grep -q "^Serving $name at " "$work/server" || fail "no server: $(cat "$work/server")"

@@ -178,12 +178,12 @@ own_daemons() { grep -las 'slipway-bench[^/]*/settings.toml' /proc/[0-9]*/cmdlin
 [ -z "$("$slipway" vf ls | grep bench)" ] || fail "the benchmark's pool is left"
 "$slipway" image ls >/dev/null || fail "the node's images after the benchmark"
 # Not by a function of the shell, which would get the signal.
-"$slipway" bench startup --engine hollow --count 2 --rounds 1000 --arms pool,pool-no-layer,runc "$image" >/dev/null 2>"$work/errors" & bench=$!
-has_turns() { grep -q '^round 2 ' "$work/errors"; }
-wait_until 120 has_turns || fail "no turns: $(tail -3 "$work/errors")"
+"$slipway" bench startup --engine hollow --count 2 --rounds 1000 --arms pool,pool-no-layer,runc "$image" >/dev/null 2>"$work/ended" & bench=$!
+has_turns() { grep -q '^round 2 ' "$work/ended"; }
+wait_until 120 has_turns || fail "no turns: $(tail -3 "$work/ended")"
 kill -TERM "$bench"
 wait "$bench" && fail "bench startup succeeds when it is ended"
-grep -q interrupted "$work/errors" || fail "bench startup that is ended says: $(tail -3 "$work/errors")"
+grep -q interrupted "$work/ended" || fail "bench startup that is ended says: $(tail -3 "$work/ended")"
 no_sandbox() { [ "$("$slipway" ps --json)" = "[]" ]; }
 wait_until 20 no_sandbox || fail "bench startup that was ended leaves $("$slipway" ps)"
 [ -z "$(own_folders)$(own_daemons)" ] || fail "bench startup that was ended leaves $(own_folders) $(own_daemons)"

@@ -52,11 +52,11 @@ pulled=$(sent)
 [ "$pulled" -lt $((1 << 20)) ] || fail "image pull --lazy fetched $pulled bytes of $(du -bs "$work/registry/blobs" | cut -f 1)"
 ok "an image of 72 MiB and more is there after $pulled bytes"
 start_daemon
-"$slipway" run --rm --lazy "$from/test/lazy:1" -- sh -c 'sha256sum /data/read; sleep 1' >"$work/out" 2>"$work/err" & run=$!
-wait_until 120 test -s "$work/out" || fail "run --lazy: $(cat "$work/err") $(explain)"
+"$slipway" run --rm --lazy "$from/test/lazy:1" -- sh -c 'sha256sum /data/read; sleep 1' >"$work/read" 2>"$work/err" & run=$!
+wait_until 120 test -s "$work/read" || fail "run --lazy: $(cat "$work/err") $(explain)"
 early=$(sent)
 wait "$run" || fail "run --lazy: $(cat "$work/err") $(explain)"
-[ "$(cut -d ' ' -f 1 "$work/out")" = "$(sum "$work/files/data/read")" ] || fail "what was read: $(cat "$work/out")"
+[ "$(cut -d ' ' -f 1 "$work/read")" = "$(sum "$work/files/data/read")" ] || fail "what was read: $(cat "$work/read")"
 rate ''
 wait_until 60 is_whole test/lazy || fail "the image stays lazy: $(of_registry '') $(explain)"
 ok "a container read 8 MiB of it right, after $early of $(sent) bytes; then the rest came"
