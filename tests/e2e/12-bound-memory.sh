@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Each container of a pod has memory of its own: it comes before the container begins, holds what the container's processes
 # use, and goes back to the host whole when the container has ended, while a neighbour goes on. The control group and the
-# record say so, also after the daemon was killed. A function's replicas have such memory, too. With QEMU such a pod is
-# refused in one line.
+# record say so, also after the daemon was killed. A function's replicas have such memory, too, in a sandbox that booted and in
+# one that is a fork. With QEMU such a pod is refused in one line.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_node
@@ -107,11 +107,21 @@ s stop --time 1 web >/dev/null && s rm web >/dev/null || fail "rm of the pod: $(
 [ -z "$(leftovers)" ] || fail "left: $(leftovers)"
 ok "a ninth container is refused in a line, and nothing is left"
 
-pod=f-1
-"$slipway" function serve --listen 127.0.0.1:0 --network none --memory 256M --bind-memory 128M --min-sandboxes 1 \
-    --max-sandboxes 1 --keep-alive 20s --timeout 1h --queue-time 1h f "$image" -- sh -c 'sleep 2; cat /sys/fs/cgroup/memory.max' \
-    2>"$work/server" & server=$!
-wait_until 60 grep -q '^Serving f at ' "$work/server" || fail "no server: $(cat "$work/server")"
+# serve NAME: serves a function with a sandbox, the pod NAME-1.
+serve() {
+    pod=$1-1
+    "$slipway" function serve --listen 127.0.0.1:0 --network none --memory 256M --bind-memory 128M --min-sandboxes 1 \
+        --max-sandboxes 1 --keep-alive 20s --timeout 1h --queue-time 1h "$1" "$image" -- sh -c 'sleep 2; cat /sys/fs/cgroup/memory.max' \
+        2>"$work/server" & server=$!
+    wait_until 60 grep -q "^Serving $1 at " "$work/server" || fail "no server: $(cat "$work/server")"
+    wait_until 60 is_state "$pod" running || fail "no sandbox: $(cat "$work/server"; explain)"
+}
+end_server() {
+    kill "$server"
+    wait "$server" || fail "the server ended with status $?: $(cat "$work/server")"
+    server=''
+}
+serve f
 [ "$(s function invoke f)" = $((128 << 20)) ] || fail "invoke: $(cat "$work/server"; explain)"
 has 132 || fail "a replica has $(bound) MiB: $(s function ls --json; explain)"
 s function load "$(sed -n 's,^Serving f at \(.*\)$,\1,p' "$work/server")" --bursts 2 --timeout 1h >"$work/load" ||
@@ -120,8 +130,20 @@ has 264 || fail "two replicas have $(bound) MiB: $(s function ls --json; explain
 wait_until 120 has 0 || fail "idle replicas leave $(bound) MiB: $(s function ls --json; cat "$work/server"; explain)"
 [ "$(s function invoke f)" = $((128 << 20)) ] || fail "invoke again: $(cat "$work/server"; explain)"
 ok "the memory of a function's replicas comes and goes with them"
-kill "$server"
-wait "$server" || fail "the server ended with status $?: $(cat "$work/server")"
-server=''
-refused 'at most 8' function serve --bind-memory 128M --replicas-per-sandbox 9 g "$image" -- true
+# Its first sandbox had the node make a template with the same regions.
+made() { s template ls --json | grep -q '"bound_memory_bytes": [1-9]'; }
+wait_until 120 made || fail "no template of the function's sandboxes: $(s template ls; explain)"
+end_server
+serve g
+[[ "$(record 'one["template"]')" = auto-* ]] || fail "the sandbox of g is no fork: $(s inspect g-1)"
+[ "$(s function invoke g)" = $((128 << 20)) ] || fail "invoke g: $(cat "$work/server"; explain)"
+has 132 || fail "a replica in a fork has $(bound) MiB: $(s function ls --json; explain)"
+wait_until 120 has 0 || fail "an idle replica leaves $(bound) MiB in a fork: $(cat "$work/server"; explain)"
+end_server
+for name in $(s template ls --json | python3 -c 'import json, sys
+for one in json.load(sys.stdin): print(one["name"])'); do
+    s template rm "$name" >/dev/null || fail "template rm: $(explain)"
+done
+ok "a function's sandbox with memory of replicas is a fork"
+refused 'at most 8' function serve --bind-memory 128M --replicas-per-sandbox 9 h "$image" -- true
 [ -z "$(leftovers)" ] || fail "left: $(leftovers)"

@@ -279,6 +279,62 @@ for one in json.load(sys.stdin): print(one["name"])'); do
 done
 ok "a pod that is a fork with room grows and shrinks with its containers"
 
+# A template whose forks are pods with memory of containers. Each fork has the regions, with memory of its own in them.
+regions=(--network none --memory 192M --bind-memory 100M)
+timeout 300 "$slipway" template create bound "${regions[@]}" >/dev/null || fail "template create --bind-memory: $(explain)"
+"$slipway" template ls | grep -qE '^bound +192 \+ 8 x 124 MiB ' || fail "templates: $("$slipway" template ls)"
+says '(--bind-memory): up to 124 MiB, and none is asked for' run --rm --network none --memory 192M --from bound "$image" -- true
+says '(--bind-memory): up to 124 MiB, and up to 252 MiB is asked for' pod create --network none --memory 192M --bind-memory 200M --from bound other
+fills='import time
+x = bytearray(b"\1") * (64 << 20)
+open("/filled", "w").write("y")
+while True:
+    time.sleep(0.2)
+    if any(one != 1 for one in x[::4096]): raise SystemExit(9)'
+filled() { in_sandbox "$1" test -s /filled; }
+of_record() { "$slipway" inspect "$1" | python3 -c 'import json, sys
+one = json.load(sys.stdin)[0]
+print(eval(sys.argv[1]))' "$2"; }
+# grants POD MIB: the record says that its containers have so much memory of their own.
+grants() { [ "$(of_record "$1" 'sum(one["bound"]["granted_bytes"]) >> 20')" = "$2" ]; }
+holds_less() { [ "$(held "$1")" -lt "$2" ]; }
+# begin_filling POD/CONTAINER: starts a container with a limit of 90 MiB, which fills 64 MiB and looks at them again and again.
+begin_filling() {
+    timeout 300 "$slipway" run --detach --pod "${1%/*}" --name "${1#*/}" --memory 90M "$image" -- python3 -c "$fills" >/dev/null || fail "$1: $(explain)"
+    wait_until 60 filled "$1" || fail "$1 fills no 64 MiB: $(explain)"
+}
+for pod in p q; do
+    timeout 120 "$slipway" pod create "${regions[@]}" --from bound "$pod" >/dev/null || fail "pod create $pod: $(explain)"
+    [ "$(of_record "$pod" 'one["template"]')" = bound ] || fail "$pod is no fork: $("$slipway" inspect "$pod")"
+    grants "$pod" 0 || fail "a fork begins with memory for containers: $("$slipway" inspect "$pod")"
+    begin_filling "$pod/a"
+    begin_filling "$pod/b"
+    grants "$pod" 188 || fail "two containers of $pod: $("$slipway" inspect "$pod") $(explain)"
+    for node in 1 2; do
+        used=$(in_sandbox "$pod/b" sed -n 's/.*MemUsed: *\([0-9]*\) kB/\1/p' "/sys/devices/system/node/node$node/meminfo")
+        [ "$used" -gt $((60 << 10)) ] || fail "node $node of $pod has $used KiB of its container's 64 MiB"
+    done
+done
+full=$(held p)
+"$slipway" rm --force p/a >/dev/null || fail "rm: $(explain)"
+wait_until 60 grants p 94 || fail "the memory of a container that ended stays: $("$slipway" inspect p) $(explain)"
+wait_until 60 holds_less p $((full - 50)) || fail "the VMM holds $(held p) MiB, $full before"
+end_daemon KILL
+start_daemon
+for pod in p q; do wait_until 60 is_state $pod running || fail "after SIGKILL: $("$slipway" ps; explain)"; done
+grants p 94 && grants q 188 || fail "after SIGKILL: $("$slipway" inspect p q)"
+begin_filling p/c
+grants p 188 || fail "a region once more: $("$slipway" inspect p) $(explain)"
+# The server of the directory has the rest of the template copied into the fork's memory.
+timeout 120 "$slipway" run --rm --pod p --memory 32M -v "$work/shared:/data" "$image" -- cmp /data/from /data/to ||
+    fail "a directory of the host beside memory of containers: $(explain)"
+"$slipway" rm --force q/a >/dev/null || fail "rm by the next daemon: $(explain)"
+wait_until 60 grants q 94 && wait_until 60 grants p 188 || fail "memory stays: $("$slipway" inspect p q) $(explain)"
+for name in p/b p/c q/b; do in_sandbox "$name" true || fail "$name has lost bytes: $("$slipway" ps; explain)"; done
+"$slipway" rm --force --all >/dev/null || fail "rm: $(explain)"
+"$slipway" template rm bound >/dev/null || fail "template rm: $(explain)"
+ok "pods that are forks have memory of containers, which comes and goes, also after the daemon was killed"
+
 # Templates of the node's own: the first sandbox boots and has the template made, the next one is a fork.
 began() { python3 -c 'import json, sys
 stages = json.load(open(sys.argv[1]))
@@ -318,7 +374,13 @@ has 4 || fail "no template of a burst, or several: $(templates)"
 began=$(burst 2 --memory 272M --max-memory 512M); [ "$began" = "boot 2" ] || fail "two sandboxes with room do not boot: $began: $(templates) $(explain)"
 wait_until 120 has 5 || fail "no template with room is made: $(templates) $(explain)"
 began=$(burst 2 --memory 272M --max-memory 512M); [ "$began" = "fork 2" ] || fail "two sandboxes with room boot again: $began: $(templates) $(explain)"
-for made in $(templates | awk '$2 == 272 || $2 == 288 || $2 == 304 { print $1 }'); do
+# A pod with memory of containers, too. Another limit with the same regions is the same machine.
+timeout 300 "$slipway" pod create --from auto "${regions[@]}" first >/dev/null || fail "pod create: $(explain)"
+wait_until 120 has 6 || fail "no template with memory of containers is made: $(templates) $(explain)"
+timeout 300 "$slipway" pod create --from auto --network none --memory 192M --bind-memory 120M second >/dev/null || fail "pod create: $(explain)"
+[[ "$(of_record first 'one["template"]') $(of_record second 'one["template"]')" =~ ^None\ auto- ]] || fail "pods with --from auto: $("$slipway" inspect first second)"
+"$slipway" rm --force first second >/dev/null || fail "rm: $(explain)"
+for made in $(templates | awk '$2 == 192 || $2 == 272 || $2 == 288 || $2 == 304 { print $1 }'); do
     "$slipway" template rm "$made" >/dev/null || fail "template rm: $(explain)"
 done
 [ -z "$("$slipway" ps --quiet)" ] || fail "a sandbox is left: $("$slipway" ps)"

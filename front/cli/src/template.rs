@@ -3,7 +3,7 @@
 mod container;
 
 use anyhow::Result;
-use slipway_runtime::{Config, v1};
+use slipway_runtime::{BOUND_CONTAINERS, Config, v1};
 
 use crate::args::{NodeArgs, TemplateCommand, TemplateCreateArgs};
 use crate::client::{answer, connect_templates, refused};
@@ -32,7 +32,11 @@ async fn create(node: &NodeArgs, config: &Config, args: &TemplateCreateArgs) -> 
         return container::create(node, config, args, image).await;
     }
     let mut client = connect_templates(node, config).await?;
-    let machine = spec::machine(&args.machine, &args.network, &config.run_dir)?;
+    let machine = v1::RunSpec {
+        // 0 stands for "not given", so an explicit 0 becomes 1.
+        bound_memory_bytes: args.bind_memory.map_or(0, |bytes| bytes.max(1)),
+        ..spec::machine(&args.machine, &args.network, &config.run_dir)?
+    };
     let (name, mtu) = (args.name.clone(), args.mtu.unwrap_or(0));
     let request = v1::CreateTemplateRequest { name, machine: Some(machine), mtu };
     let spinner = progress::waiting("booting a machine to save it");
@@ -60,9 +64,10 @@ fn row(template: &v1::Template) -> [String; 6] {
         false => template.cpus.to_string(),
     };
     let (memory, most) = (template.memory_bytes >> 20, template.max_memory_bytes >> 20);
-    let memory = match most > memory {
-        true => format!("{memory} of {most} MiB"),
-        false => format!("{memory} MiB"),
+    let memory = match template.bound_memory_bytes >> 20 {
+        0 if most > memory => format!("{memory} of {most} MiB"),
+        0 => format!("{memory} MiB"),
+        own => format!("{memory} + {BOUND_CONTAINERS} x {own} MiB"),
     };
     [
         template.name.clone(),
@@ -80,6 +85,7 @@ fn as_json(template: &v1::Template) -> serde_json::Value {
         "created_ns": template.created_ns,
         "memory_bytes": template.memory_bytes,
         "max_memory_bytes": template.max_memory_bytes,
+        "bound_memory_bytes": template.bound_memory_bytes,
         "touched_bytes": template.touched_bytes,
         "cpus": template.cpus,
         "max_cpus": template.max_cpus,

@@ -238,7 +238,7 @@ fn name_of_shape(shape: &Shape, kernel: u64, changed: Option<std::time::SystemTi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{FunctionPool, MemoryBounds, Network, SandboxState};
+    use crate::record::{BoundMemory, FunctionPool, MemoryBounds, Network, SandboxState};
     use crate::templates::manifest::tests::shape;
 
     #[test]
@@ -306,6 +306,8 @@ mod tests {
         assert_eq!(why(&config, |_| ()), "");
         let grows = |record: &mut Record| record.memory = MemoryBounds::new(1, 2);
         assert_eq!(why(&config, grows), "", "its template has the room");
+        let binds = |record: &mut Record| record.bound = BoundMemory::of_regions(128 << 20);
+        assert_eq!(why(&config, binds), "", "its template has the regions");
         let reports = |record: &mut Record| record.reporting.asked = Some(true);
         assert!(why(&config, reports).contains("free pages"));
         // Also of sandboxes that start together: `run --count` takes functions as one run does.
@@ -333,6 +335,8 @@ mod tests {
         let mut others = vec![
             name(|shape| shape.memory_bytes *= 2),
             name(|shape| shape.room_bytes = 128 << 20),
+            name(|shape| shape.region_bytes = 128 << 20),
+            name(|shape| shape.region_bytes = 256 << 20),
             name(|shape| shape.cpus = 2),
             name(|shape| shape.interface.as_mut().unwrap().mtu = 1450),
             name(|shape| shape.interface = None),
@@ -344,7 +348,7 @@ mod tests {
         ];
         others.sort();
         others.dedup();
-        assert_eq!(others.len(), 10, "{others:?}");
+        assert_eq!(others.len(), 12, "{others:?}");
         assert!(crate::name::check_template(&others[0]).is_ok());
     }
 }

@@ -139,7 +139,7 @@ pub use layers::{
 pub use life::RETURN;
 pub use network::missing as missing_for_networks;
 pub use node::{Node, Parts};
-pub use pod::BOUND_CONTAINERS;
+pub use record::BOUND_CONTAINERS;
 pub use service::Service;
 pub use service::snapshots::SnapshotService;
 pub use service::templates::TemplateService;

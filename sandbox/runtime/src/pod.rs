@@ -25,7 +25,6 @@ use slipway_agent_protocol::v1 as agent_v1;
 use slipway_telemetry::realtime_ns;
 use slipway_telemetry::trace::Call;
 
-pub use self::bound::REGIONS as BOUND_CONTAINERS;
 pub(crate) use self::bound::of_new as bound_of_new;
 use self::request::{check_count, describe, refuse_machine};
 pub(crate) use self::request::{check_huge_pages, limits, limits_of_new, max_containers, settings};

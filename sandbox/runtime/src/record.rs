@@ -45,7 +45,8 @@ pub use self::empty_dir::{EmptyDir, EmptyDirs};
 pub use self::function::{
     FunctionPool, Given, GivenNic, GivenSockets, OwnFunction, TakenFunction, Wish,
 };
-pub use self::memory::{BoundMemory, MemoryBounds};
+pub(crate) use self::memory::REGION_MARGIN;
+pub use self::memory::{BOUND_CONTAINERS, BoundMemory, MemoryBounds};
 pub use self::needs::Needs;
 pub use self::network::{FurtherInterface, NamespaceInterface, Network, Nic, PortRates, Route};
 pub use self::origin::Origin;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::memory::most_to_ask_for;
+use crate::memory::{most_to_ask_for, of_host};
 use crate::node::Node;
 use crate::record::Record;
 use crate::sandbox::Sandbox;
@@ -109,6 +109,8 @@ fn machine(record: &Record) -> v1::RunSpec {
         // The sandbox may have been given memory since it began.
         memory_bytes: record.ram_bytes(),
         max_memory_bytes: most_to_ask_for(record.ram_bytes(), record.memory.room()),
+        // Regions are rounded up when they are made. No request may name more than the host has.
+        bound_memory_bytes: record.bound.most_limit().min(of_host()),
         cpus: record.cpus.count,
         max_cpus: record.cpus.max,
         kernel: kernel.unwrap_or_default(),
@@ -126,7 +128,7 @@ fn machine(record: &Record) -> v1::RunSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::MemoryBounds;
+    use crate::record::{BoundMemory, MemoryBounds};
 
     #[test]
     fn few_sandboxes_boot_and_many_wait_for_their_template() {
@@ -146,6 +148,16 @@ mod tests {
         };
         assert_eq!(described(&grown), (256 << 20, 512 << 20));
         assert_eq!(described(&plain), (1, 0));
+    }
+
+    #[test]
+    fn a_template_has_the_regions_of_its_pod_and_nothing_plugged() {
+        let plain = crate::adopt::tests::record_of(crate::record::SandboxState::Running);
+        let mut pod = Record { pod: true, bound: BoundMemory::of_regions(128 << 20), ..plain };
+        pod.bound.granted_bytes[2] = 68 << 20;
+        let spec = v1::RunSpec { makes_pod: true, ..machine(&pod) };
+        let regions = crate::pod::bound_of_new(&spec, of_host()).unwrap();
+        assert_eq!(regions, BoundMemory::of_regions(128 << 20));
     }
 
     #[test]

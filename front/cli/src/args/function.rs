@@ -96,8 +96,8 @@ pub struct FunctionServeArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub replica_memory: Option<u64>,
     /// Give each replica SIZE of memory of its own, which is its limit, too: it comes before the
-    /// replica begins, and goes back to the host with it; on slipway-vmm, where sandboxes boot then
-    /// [default: the sandbox's memory is for all]
+    /// replica begins, and goes back to the host with it; on slipway-vmm only [default: the
+    /// sandbox's memory is for all]
     #[arg(long, value_name = "SIZE", value_parser = parse_size,
           conflicts_with_all = ["replica_memory", "max_memory", "zygote"])]
     pub bind_memory: Option<u64>,
@@ -108,8 +108,8 @@ pub struct FunctionServeArgs {
     /// spaces; "": the image's own command
     #[arg(long, value_name = "COMMAND", default_value = "sleep 2147483647")]
     pub hold_with: String,
-    /// Template that sandboxes begin with; "auto": one that the node makes after the first start,
-    /// but none with --bind-memory; "none": they boot
+    /// Template that sandboxes begin with; "auto": one that the node makes after the first start;
+    /// "none": they boot
     #[arg(long, value_name = "TEMPLATE|auto|none", default_value = "auto")]
     pub from: String,
     /// Network that the sandboxes join, or "none" [default: default, on a host that has nft and

@@ -40,8 +40,7 @@ pub struct PodCreateArgs {
     /// Give each container with a limit of memory, of at most SIZE, memory of its own: it comes
     /// before the container begins and goes back whole when it has ended; eight at a time, on
     /// slipway-vmm only [default: containers share the pod's memory]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size,
-          conflicts_with_all = ["from", "max_memory"])]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "max_memory")]
     pub bind_memory: Option<u64>,
     /// Host name in the pod [default: the pod's name]
     #[arg(long)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use super::{MachineArgs, NetworkArgs};
-use crate::size::parse_duration;
+use crate::size::{parse_duration, parse_size};
 use crate::volume::VolumeArg;
 
 #[derive(Debug, Subcommand)]
@@ -33,6 +33,11 @@ pub struct TemplateCreateArgs {
     pub name: String,
     #[command(flatten)]
     pub machine: MachineArgs,
+    /// Forks are pods that give each container with a limit of memory, of at most SIZE, memory of
+    /// its own, as with `slipway pod create --bind-memory` [default: forks have no such memory]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size,
+          conflicts_with_all = ["max_memory", "image"])]
+    pub bind_memory: Option<u64>,
     #[command(flatten)]
     pub network: NetworkArgs,
     #[command(flatten)]

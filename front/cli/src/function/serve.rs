@@ -111,15 +111,9 @@ fn limits(args: &FunctionServeArgs) -> Result<Limits> {
 /// If sandboxes with such replicas cannot have them.
 fn check_bound(args: &FunctionServeArgs) -> Result<()> {
     let Some(bytes) = args.bind_memory else { return Ok(()) };
-    let (replicas, template) = (args.replicas_per_sandbox, args.from.as_str());
+    let replicas = args.replicas_per_sandbox;
     if bytes == 0 {
         bail!("--bind-memory 0 is no memory; leave it out");
-    }
-    if !["auto", spec::NONE].contains(&template) {
-        bail!(
-            "--bind-memory and --from {template} cannot be had together: a template's memory has \
-             one size"
-        );
     }
     if replicas as usize > BOUND_CONTAINERS {
         bail!(
@@ -147,8 +141,7 @@ fn bounds(args: &FunctionServeArgs, limits: Limits) -> Bounds {
 /// An argument is malformed.
 fn plan(config: &Config, args: &FunctionServeArgs, digest: &str) -> Result<Plan> {
     let network = NetworkArgs { network: args.network.clone(), ..NetworkArgs::default() };
-    let boots = args.from == spec::NONE || args.bind_memory.is_some();
-    let template = if boots { "" } else { args.from.as_str() };
+    let template = if args.from == spec::NONE { "" } else { args.from.as_str() };
     let mut holder = args.hold_with.split_whitespace().map(str::to_owned);
     let sandbox = v1::RunSpec {
         template: template.to_owned(),
@@ -243,19 +236,23 @@ mod tests {
     }
 
     #[test]
-    fn replicas_with_memory_of_their_own_are_in_sandboxes_that_boot() {
+    fn replicas_with_memory_of_their_own_are_in_forks_unless_they_are_to_boot() {
         const SIZE: u64 = 64 << 20;
         let bound = args(&["--bind-memory", "64M"]);
         limits(&bound).unwrap();
         let plan = plan(&Config::default(), &bound, "sha256:0").unwrap();
-        assert_eq!((plan.sandbox.template.as_str(), plan.sandbox.bound_memory_bytes), ("", SIZE));
+        assert_eq!(plan.sandbox.bound_memory_bytes, SIZE);
         assert_eq!(plan.replica.resources.map(|limits| limits.memory_bytes), Some(SIZE));
         assert_eq!(plan.replica.bound_memory_bytes, 0);
-        for (more, why) in [
-            (["--from", "web"], "--from web"),
-            (["--replicas-per-sandbox", "9"], "at most 8"),
-            (["--bind-memory", "0"], "no memory"),
-        ] {
+        for (from, template) in [("auto", "auto"), ("web", "web"), ("none", "")] {
+            let named = args(&["--bind-memory", "64M", "--from", from]);
+            limits(&named).unwrap();
+            let plan = super::plan(&Config::default(), &named, "sha256:0").unwrap();
+            assert_eq!(plan.sandbox.template, template);
+        }
+        for (more, why) in
+            [(["--replicas-per-sandbox", "9"], "at most 8"), (["--bind-memory", "0"], "no memory")]
+        {
             let size: &[&str] = if why == "no memory" { &[] } else { &["--bind-memory", "64M"] };
             let error = limits(&args(&[size, &more].concat())).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");

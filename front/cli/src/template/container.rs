@@ -346,6 +346,7 @@ mod tests {
             &["--", "true"],
             &["--image", "i", "--after", "true", "--probe", "true"],
             &["--image", "i", "--mtu", "1400"],
+            &["--image", "i", "--bind-memory", "64M"],
         ] {
             assert!(create_with(words).is_err(), "{words:?}");
         }

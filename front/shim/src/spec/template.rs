@@ -11,12 +11,15 @@ pub const AUTO: &str = "auto";
 /// least that the template must have.
 ///
 /// # Errors
-/// One line: the template's machine is smaller.
+/// One line: the template's machine is smaller, or has what no sandbox of the shim's has.
 pub fn begin_with(run: &mut v1::RunSpec, template: &v1::Template) -> Result<(), String> {
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     let v1::Template { name, memory_bytes, max_memory_bytes, cpus, max_cpus, .. } = template;
     let most = *max_memory_bytes.max(memory_bytes);
-    let lacks = if run.memory_bytes > *memory_bytes {
+    let lacks = if template.bound_memory_bytes > 0 {
+        let why = "memory of containers, and no sandbox of containerd's has such memory";
+        Some(format!("{why}: make it without --bind-memory"))
+    } else if run.memory_bytes > *memory_bytes {
         let (has, needs) = (mib(*memory_bytes), mib(run.memory_bytes));
         Some(format!("{has} MiB of memory, and {needs} are needed: make it with --memory {needs}M"))
     } else if run.max_memory_bytes > most {
@@ -74,6 +77,9 @@ mod tests {
         }
         let error = with_most(&grows, 769).unwrap_err();
         assert!(error.ends_with("769 may be: make it with --max-memory 769M"), "{error}");
+        let binds = v1::Template { bound_memory_bytes: 124 << 20, ..template.clone() };
+        let error = begin_with(&mut v1::RunSpec::default(), &binds).unwrap_err();
+        assert!(error.ends_with("make it without --bind-memory"), "{error}");
         for (asked, advice) in [
             (
                 (640 << 20, 0, 0),

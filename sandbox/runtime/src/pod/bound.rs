@@ -23,19 +23,13 @@ use slipway_hypervisor::{MemoryDevice, Vm};
 use crate::guests::Guests;
 use crate::memory::of_host;
 use crate::node::Node;
-use crate::record::{BoundMemory, Limits, Record, SandboxState};
+use crate::record::{BoundMemory, Limits, REGION_MARGIN, Record, SandboxState};
 use crate::resize::{self, Follow};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::v1::RunSpec;
 use crate::{Error, Result, cgroup};
 
-/// The most containers of a pod with memory of their own at a time: RunD-V's best number of
-/// containers in a sandbox, and the most regions that a machine has.
-pub const REGIONS: usize = 8;
-/// The memory of a region beside the container's limit, bytes: the kernel keeps some of each node
-/// free.
-const MARGIN: u64 = 4 << 20;
 /// The size of a region is a multiple of this, in bytes.
 const UNIT: u64 = 128 << 20;
 /// The most bytes of a region: an eighth of a machine's hot-plug memory.
@@ -73,7 +67,8 @@ impl Node {
     }
 }
 
-/// Returns the regions of a new sandbox on a host with `host` bytes of memory.
+/// Returns the regions of a new sandbox on a host with `host` bytes of memory. A fork asks for
+/// those of its template.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a size that no region has, and for a sandbox that cannot have regions.
@@ -86,22 +81,18 @@ pub(crate) fn of_new(spec: &RunSpec, host: u64) -> Result<BoundMemory> {
     if !spec.makes_pod {
         return refuse("is for pods, whose containers have the memory");
     }
-    if !spec.template.is_empty() {
-        return refuse("cannot be had with a template, whose machine has no memory of containers");
-    }
     if spec.max_memory_bytes != 0 {
         return refuse("and --max-memory cannot be had together");
     }
-    if asked > MOST - MARGIN {
-        let (asked, most) = (asked >> 20, (MOST - MARGIN) >> 20);
+    if asked > MOST - REGION_MARGIN {
+        let (asked, most) = (asked >> 20, (MOST - REGION_MARGIN) >> 20);
         return refuse(&format!("of {asked} MiB is too much for a container: at most {most} MiB"));
     }
     if asked > host {
         let (asked, host) = (asked >> 20, host >> 20);
         return refuse(&format!("of {asked} MiB is more than this host has, {host} MiB"));
     }
-    let region_bytes = (asked + MARGIN).next_multiple_of(UNIT);
-    Ok(BoundMemory { region_bytes, granted_bytes: vec![0; REGIONS] })
+    Ok(BoundMemory::of_regions((asked + REGION_MARGIN).next_multiple_of(UNIT)))
 }
 
 /// Gives a container that is about to begin, and has a limit of memory, a region with that memory.
@@ -216,7 +207,7 @@ fn own(target: &Target) -> Option<(u32, u64)> {
 
 /// Checks that a region can have the memory for a limit, in bytes.
 fn check(bound: &BoundMemory, limit: u64) -> Result<()> {
-    let most = bound.region_bytes.saturating_sub(MARGIN);
+    let most = bound.most_limit();
     if limit <= most {
         return Ok(());
     }
@@ -382,7 +373,8 @@ fn size(region_bytes: u64, limit: u64, block: u64) -> u64 {
     match limit {
         0 => 0,
         limit => {
-            limit.saturating_add(MARGIN).div_ceil(block).saturating_mul(block).min(region_bytes)
+            let wanted = limit.saturating_add(REGION_MARGIN);
+            wanted.div_ceil(block).saturating_mul(block).min(region_bytes)
         }
     }
 }

@@ -2,6 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+/// The most containers of a pod with memory of their own at a time: RunD-V's best number of
+/// containers in a sandbox, and the most regions that a machine has.
+pub const BOUND_CONTAINERS: usize = 8;
+/// The memory of a region beside its container's limit, bytes: the kernel keeps some of each node
+/// free.
+pub(crate) const REGION_MARGIN: u64 = 4 << 20;
+
 /// The bounds of a sandbox's memory, all in bytes. The memory that it has now is
 /// [`Record::memory_bytes`](super::Record::memory_bytes).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +72,18 @@ pub struct BoundMemory {
 }
 
 impl BoundMemory {
+    /// Returns the regions of a pod, each of `region_bytes` bytes, with nothing plugged. Returns
+    /// none for 0.
+    pub fn of_regions(region_bytes: u64) -> Self {
+        let count = if region_bytes > 0 { BOUND_CONTAINERS } else { 0 };
+        Self { region_bytes, granted_bytes: vec![0; count] }
+    }
+
+    /// Returns the largest limit in bytes of a container with a region; 0 if there is none.
+    pub fn most_limit(&self) -> u64 {
+        self.region_bytes.saturating_sub(REGION_MARGIN)
+    }
+
     /// Returns the NUMA node of the guest with the memory of a region.
     pub fn node(region: u32) -> u8 {
         u8::try_from(region).unwrap_or(u8::MAX).saturating_add(1)

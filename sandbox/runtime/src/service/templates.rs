@@ -69,8 +69,6 @@ async fn create(node: &Arc<Node>, request: v1::CreateTemplateRequest) -> Result<
 fn why_not_saved(machine: &v1::RunSpec, mtu: u32) -> Option<&'static str> {
     let reasons = [
         (!machine.template.is_empty() || !machine.pod.is_empty(), "a template boots by itself"),
-        // Its forks would have to have the same regions, and no fork has any.
-        (machine.bound_memory_bytes > 0, "a template has no memory of containers: leave that out"),
         (
             mtu > 0 && asks_for_network(machine),
             "an interface with an MTU of its own is in no network: leave that out",
@@ -100,6 +98,7 @@ fn describe(manifest: &Manifest) -> v1::Template {
         memory_bytes: shape.memory_bytes,
         max_memory_bytes: most_to_ask_for(shape.memory_bytes, shape.room_bytes)
             .max(shape.memory_bytes),
+        bound_memory_bytes: shape.bound().most_limit(),
         touched_bytes: manifest.touched_bytes,
         cpus: shape.cpus,
         max_cpus: shape.max_cpus,
@@ -116,6 +115,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_template_with_regions_says_the_largest_limit_of_a_container() {
+        let mut manifest = crate::templates::manifest::tests::manifest("web");
+        assert_eq!(describe(&manifest).bound_memory_bytes, 0);
+        manifest.shape.region_bytes = 128 << 20;
+        let shown = describe(&manifest);
+        assert_eq!((shown.bound_memory_bytes >> 20, shown.max_memory_bytes >> 20), (124, 128));
+        // Eight regions are behind the memory with which a fork begins.
+        assert_eq!(manifest.shape.memory_file_bytes() >> 20, 128 + 8 * 128);
+    }
+
+    #[test]
     fn machines_of_which_no_template_is_made_are_told_apart() {
         let plain = v1::RunSpec { max_memory_bytes: 1 << 30, ..v1::RunSpec::default() };
         let why = |change: fn(&mut v1::RunSpec), mtu| {
@@ -125,7 +135,7 @@ mod tests {
         };
         assert_eq!([why(|_| (), 0), why(|_| (), 1400)], ["", ""]);
         assert!(why(|one| one.template = "web".to_owned(), 0).contains("by itself"));
-        assert!(why(|one| one.bound_memory_bytes = 1, 0).contains("memory of containers"));
+        assert_eq!(why(|one| one.bound_memory_bytes = 1, 0), "");
         assert!(why(|one| one.network = "blue".to_owned(), 1400).contains("in no network"));
         assert!(why(|_| (), 67).contains("68 to 65535"));
     }

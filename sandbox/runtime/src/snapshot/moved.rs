@@ -339,6 +339,9 @@ mod tests {
         for bytes in [1, 64 << 20, 257 << 30, u64::MAX] {
             assert!(room(bytes).unwrap_err().contains("the size of its memory"), "{bytes}");
         }
+        let mut binds = whole.clone();
+        binds.shape.region_bytes = 128 << 20;
+        assert!(check(&binds).unwrap_err().contains("memory of containers"));
         assert!(refused(|one| one.settings.image_digest = "debian:12".into()).contains("image"));
         assert!(refused(|one| one.settings.image = "a\nb".into()).contains("image"));
         assert!(refused(|one| one.volumes[0].overlay = false).contains("of a host"));

@@ -23,7 +23,7 @@ use slipway_initramfs::is_same_content;
 use super::pages::digest;
 use crate::error::MOST_MESSAGE;
 use crate::record::{
-    BootRecord, MOST_ASKED, Needs, Network, Nic, Origin, Record, Settings, Volume,
+    BootRecord, BoundMemory, MOST_ASKED, Needs, Network, Nic, Origin, Record, Settings, Volume,
 };
 use crate::{Error, Result};
 
@@ -128,6 +128,9 @@ pub(crate) struct Shape {
     /// The bytes that it can be given beside that while it runs.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub room_bytes: u64,
+    /// The size in bytes of each of its regions of memory of containers; 0: it has none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub region_bytes: u64,
     /// Virtual CPUs.
     pub cpus: u32,
     /// The most CPUs that it can be given while it runs.
@@ -275,6 +278,7 @@ impl Shape {
             needs,
             memory_bytes: record.ram_bytes(),
             room_bytes: record.memory.room(),
+            region_bytes: record.bound.region_bytes,
             cpus: record.cpus.boot,
             max_cpus: record.cpus.max,
             cpu_template: cpu_template.to_string(),
@@ -283,9 +287,15 @@ impl Shape {
     }
 
     /// Returns the size in bytes of the file of the memory: what the machine begins with, and the
-    /// room behind it, whose blocks that are not plugged are holes.
+    /// room or the regions behind it, whose blocks that are not plugged are holes.
     pub(crate) fn memory_file_bytes(&self) -> u64 {
-        self.memory_bytes.saturating_add(self.room_bytes)
+        let hot = self.room_bytes.saturating_add(self.bound().room());
+        self.memory_bytes.saturating_add(hot)
+    }
+
+    /// Returns the regions of memory of containers that each fork has, with nothing plugged.
+    pub(crate) fn bound(&self) -> BoundMemory {
+        BoundMemory::of_regions(self.region_bytes)
     }
 
     /// Returns the files that the guest booted.
@@ -318,6 +328,13 @@ impl Shape {
             let [has, asked] =
                 [self, wanted].map(|shape| format!("{} MiB", shape.room_bytes >> 20));
             return differs("room for more memory (--max-memory):", &has, &asked);
+        }
+        if self.region_bytes != wanted.region_bytes {
+            let [has, asked] = [self, wanted].map(|shape| match shape.bound().most_limit() >> 20 {
+                0 => "none".to_owned(),
+                most => format!("up to {most} MiB"),
+            });
+            return differs("memory of containers (--bind-memory):", &has, &asked);
         }
         if (self.cpus, self.max_cpus) != (wanted.cpus, wanted.max_cpus) {
             let [has, asked] =
@@ -364,6 +381,7 @@ pub(crate) mod tests {
             needs: Needs::default(),
             memory_bytes: 128 << 20,
             room_bytes: 0,
+            region_bytes: 0,
             cpus: 1,
             max_cpus: 2,
             cpu_template: "host".to_owned(),
@@ -396,6 +414,8 @@ pub(crate) mod tests {
         };
         assert!(refused(|shape| shape.memory_bytes *= 2).contains("128 MiB, and 256 MiB"));
         assert!(refused(|shape| shape.room_bytes = 1 << 30).contains(": 0 MiB, and 1024 MiB"));
+        let binds = refused(|shape| shape.region_bytes = 128 << 20);
+        assert!(binds.contains("(--bind-memory): none, and up to 124 MiB is"), "{binds}");
         assert!(refused(|shape| shape.cpus = 2).contains("1 of 2, and 2 of 2"));
         let other = refused(|shape| shape.cpu_template = "x86-64-v2".to_owned());
         assert_eq!(other, "it has cpu_template = host, and x86-64-v2 is asked for");

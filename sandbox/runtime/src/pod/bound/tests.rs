@@ -36,8 +36,12 @@ fn regions_are_whole_units_with_room_for_the_limit() {
     let refused = |spec: RunSpec| of_new(&spec).unwrap_err().to_string();
     assert!(refused(asked(32765)).contains("32765 MiB is too much for a container"));
     assert!(refused(RunSpec { makes_pod: false, ..asked(1) }).contains("is for pods"));
-    let fork = RunSpec { template: "auto".to_owned(), ..asked(1) };
-    assert!(refused(fork).contains("with a template"));
+    let fork = RunSpec { template: "web".to_owned(), ..asked(100) };
+    let regions = of_new(&fork).unwrap();
+    assert_eq!(regions, of_new(&asked(100)).unwrap(), "its template has them, too");
+    assert_eq!((regions.most_limit(), BoundMemory::default().most_limit()), (124 * MIB, 0));
+    // Who asks for the largest limit has the same regions.
+    assert_eq!(of_new(&asked(124)).unwrap(), regions);
     let grows = RunSpec { max_memory_bytes: 1, ..asked(1) };
     assert!(refused(grows).contains("and --max-memory"));
 }

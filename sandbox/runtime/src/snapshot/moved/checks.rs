@@ -42,6 +42,10 @@ fn check_machine(shape: &Shape, snapshot: &Snapshot) -> Result<(), String> {
     if memory == 0 || !memory.is_multiple_of(PAGE) || !resize::is_room(room) {
         return wrong("the size of its memory");
     }
+    // Only pods have regions, and no pod is saved.
+    if shape.region_bytes > 0 {
+        return wrong("its memory of containers");
+    }
     if snapshot.plugged_bytes > room {
         return wrong("the size of its plugged memory");
     }
