@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # kill -9 of the daemon or of the VMM while memory and CPUs come and go, at steps that are seen in the record (moments.py) and
-# at random moments: `slipway update --memory` of a sandbox with room, up and down, containers of a pod that have memory and
-# CPUs of their own, and containers whose pod has memory and CPUs come for their limits. `slipway ps` says afterwards what is true, the limits of the VMM's control group and the record agree
-# with what the guest has plugged, a sandbox whose VMM lives goes on with all of its bytes, one whose VMM was killed has ended
-# with a reason, and nothing is left of what came. Without slipway-vmm only CPUs come and go.
+# at random moments: `slipway update --memory` of a sandbox with room, up and down, containers that have memory and CPUs of
+# their own, in a pod that booted and in one that is a fork, and containers whose pod has memory and CPUs come for their limits.
+# `slipway ps` says afterwards what is true, the limits of the VMM's control group and the record agree with what the guest has
+# plugged, a sandbox whose VMM lives goes on with all of its bytes, one whose VMM was killed has ended with a reason, and nothing
+# is left of what came. Without slipway-vmm only CPUs come and go.
 #   SLIPWAY_KILLS  how many of the kills are at random moments, 8 unless told otherwise, and 4 without slipway-vmm
 #   SLIPWAY_SEED   another choice of moments
 # shellcheck source=tests/e2e/lib.sh
@@ -257,3 +258,17 @@ fi
 wait_until 60 holds_all ||
     fail "$used KiB of shared memory before, $(shmem) now; $(diff "$work/all" "$work/held"; explain)"
 ok "kills while containers come and go with their ${native:+memory and }CPUs: what is said is true, and nothing is lost"
+[ -n "$native" ] || exit 0
+
+# A pod that is a fork of a template with the regions.
+end_all() { "$slipway" template rm regions >/dev/null 2>&1; }
+binds=(--memory 256M --bind-memory 120M) steps=(region bound begun) fatal=(bound) kills=4
+timeout 300 "$slipway" template create regions --network none --cpus 1 --max-cpus 3 "${binds[@]}" >/dev/null || fail "template create: $(explain)"
+binds+=(--from regions)
+begin web
+[ "$(of_record 'one["template"]')" = regions ] || fail "the pod is no fork: $("$slipway" inspect web)"
+remove
+settle without
+pod_kills
+holds_again without
+ok "kills while containers of a fork come and go with memory and CPUs of their own: what is said is true, and nothing is lost"
