@@ -117,6 +117,10 @@ of_iperf() {
     done
 }
 
+# listens SOCKET: whether a process listens there. Between bind(2) and listen(2) a socket refuses connections, as one does that
+# an earlier process has left, which is removed.
+listens() { [ -S "$1" ] && awk -v path="$1" '$4 == "00010000" && $NF == path { found = 1 } END { exit !found }' /proc/net/unix; }
+
 # engine_lists SOCKET PORT: whether the socket engine lists a program that listens at the port. The kernel shows
 # the program a moment earlier, and a connection within that moment is the kernel's.
 engine_lists() { "$slipway" socket ls --json --engine "$1" | grep -q "\"address\": \"[^\"]*:$2\""; }
@@ -191,7 +195,7 @@ start_keeper() {
     rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
     echo 'keeper = true' >>"$SLIPWAY_CONFIG"
     "$slipway" keeper 2>"$work/keeper.log" & keeper=$!
-    wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
+    wait_until 20 listens "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
 }
 # start_daemon [PROGRAM]: starts one, of another build of slipway if PROGRAM is given.
 start_daemon() {
