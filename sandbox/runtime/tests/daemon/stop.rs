@@ -46,7 +46,9 @@ async fn run_and_count(guest: Guest) -> (v1::Exit, usize) {
     let Some(run_out::Kind::Created(created)) = first.kind else { panic!("{first:?}") };
     let files = daemon.sandbox_dir(&created.id).join("files");
     std::fs::create_dir_all(&files).unwrap();
-    (0..MANY_FILES).for_each(|number| std::fs::write(files.join(number.to_string()), "").unwrap());
+    for number in 0..MANY_FILES {
+        std::fs::write(files.join(number.to_string()), "").unwrap();
+    }
     gate.send_replace(true);
     let exit = exit_of(replies).await;
     (exit, daemon.count().await)
