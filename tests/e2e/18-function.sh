@@ -121,7 +121,8 @@ case $PATH_INFO in
     /fail) echo "its last words" >&2; exit 3 ;;
 esac
 echo "$made $REQUEST_METHOD $PATH_INFO"; cat'
-# fork NAME OPTION… -- COMMAND…: a server of the function NAME with a sandbox that is ready.
+# fork NAME OPTION… -- COMMAND…: a server of the function NAME with a sandbox that is ready. A zygote that takes too long is not
+# forked, so it has the longest time that it can be given.
 fork() {
     name=$1; shift
     local options=()
@@ -151,7 +152,7 @@ first() {
 fork e -- sh -c "$command"
 first; started=$ms
 finish
-fork z --zygote -- sh -c "$zygote"
+fork z --zygote --ready-timeout 1m -- sh -c "$zygote"
 first; forked=$ms
 made=$(sed -n '1s/ .*//p' "$work/body")
 for n in 1 2 3; do
@@ -174,7 +175,7 @@ wait_until 60 none_left || fail "a process of a fork is left: $(cat "$work/body"
 finish
 ok "forks run at once, fail by themselves, and leave no process"
 
-fork z --zygote -- sh -c 'cat <&3 | grep PATH_INFO; echo "$PATH_INFO"; cat'
+fork z --zygote --ready-timeout 1m -- sh -c 'cat <&3 | grep PATH_INFO; echo "$PATH_INFO"; cat'
 [ "$(status "$url/a" --data x)" = 200 ] || fail "a program that does not stop itself: $(cat "$work/body" "$work/server")"
 [ "$(cat "$work/body")" = "$(printf 'PATH_INFO=/a\n/a\nx')" ] || fail "its answer: $(cat "$work/body")"
 is forked 0 || fail "a fork of a program that has ended: $(f ls --json)"

@@ -43,10 +43,11 @@ done
 ok "it grows under both guests"
 
 "$slipway" disk rm shared 2>/dev/null && fail "a disk in use was removed"
-in_guest one sh -c "dd if=/dev/zero of=$d bs=64k oflag=direct status=none 2>/dev/null & sleep 0.3" &
-sleep 0.5
+in_guest one sh -c "while dd if=/dev/zero of=$d bs=64k count=16 conv=nocreat oflag=direct status=none 2>/dev/null; do echo written; done" \
+    >"$work/written" & load=$!
+wait_until 30 test -s "$work/written" || fail "one does not write"
 "$slipway" endpoint detach "$one" shared >/dev/null || fail "detach under load"
-wait
+wait "$load"
 gone() { in_guest "$1" sh -c "! test -e /sys/class/block/nvme0n$nsid"; }
 wait_until 30 gone one || fail "the disk does not go from one"
 has_sectors two "$nsid" 262144 || fail "it went from two as well"

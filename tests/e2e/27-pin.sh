@@ -31,9 +31,7 @@ chmod +x "$work/root/init"
 (cd "$work/root" && find . | cpio -o -H newc 2>/dev/null | gzip) >"$work/initrd"
 
 stop_daemon
-"$slipway" daemon 2>"$work/daemon.log" &
-# Whoever asks a daemon before there is one starts another.
-wait_until 20 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(tail -5 "$work/daemon.log")"
+start_daemon
 "$slipway" endpoint create pin --socket "$work/pin.sock" --disk ram:16M >/dev/null || fail "endpoint create"
 # A daemon that stands still for half a minute is no lost interrupt.
 timeout 240 "$qemu" -M q35,memory-backend=m0 -object memory-backend-memfd,id=m0,size=256M,share=on \

@@ -17,7 +17,7 @@ ok "a file that is no program gives 126"
 
 "$slipway" run --name term "$image" -- sh -c 'trap "echo caught; exit 7" TERM; echo ready; while :; do sleep 0.1; done' \
     >"$work/term" & pid=$!
-wait_until 30 grep -q ready "$work/term" || fail "not ready"
+wait_until 60 grep -q ready "$work/term" || fail "not ready"
 kill -TERM "$pid"; wait "$pid"; status=$?
 [ "$status" = 7 ] && grep -q caught "$work/term" || fail "SIGTERM: status $status, $(cat "$work/term")"
 "$slipway" rm term >/dev/null
@@ -31,7 +31,7 @@ ok "100 MB through standard output arrive whole"
 grep -qxF "$(sha256sum <"$work/in")" "$work/err" || fail "standard input: $(cat "$work/err")"
 ok "5 MB through standard input arrive whole"
 
-python3 - "$slipway" "$image" <<'P' || fail "no usable shell with -it"
+python3 - "$slipway" "$image" "$slower" <<'P' || fail "no usable shell with -it"
 import fcntl, os, pty, re, select, struct, sys, termios, time
 pid, fd = pty.fork()
 if pid == 0:
@@ -39,9 +39,9 @@ if pid == 0:
 fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 132, 0, 0))
 seen = b""
 def expect(pattern, seconds, again=None):
-    """Reads until the pattern has come; types `again` every 2 s meanwhile."""
+    """Reads until the pattern has come, for so many seconds of a machine that does nothing else; types `again` every 2 s meanwhile."""
     global seen
-    end, next_time = time.time() + seconds, time.time() + 2
+    end, next_time = time.time() + seconds * int(sys.argv[3]), time.time() + 2
     while not re.search(pattern, seen):
         ready, _, _ = select.select([fd], [], [], 0.2)
         if ready:

@@ -34,7 +34,7 @@ in_one() { timeout 60 "$slipway" exec one -- bash -c "$1"; }
 in_one 'set -e; cd /srv/dir; [ "$(cat hello)" = host ]; echo guest >made; chown 1234:1235 made; chmod 4755 made; echo x >/data/x; sync' ||
     fail "in the sandbox: $(explain)"
 [ "$(stat -c '%u:%g %a' "$work/dir/made")" = '1234:1235 4755' ] || fail "a file of the container's: $(stat "$work/dir/made")"
-nft list ruleset | grep -q 'dport 83 dnat' || fail "its port is not published: $(nft list ruleset)"
+grep -q 'dport 83 dnat' <<<"$(nft list ruleset)" || fail "its port is not published: $(nft list ruleset)"
 vmm=$(vmm_of one)
 [ $((16#$(awk '$1 == "CapBnd:" { print $2 }' "/proc/$vmm/status") >> 16 & 1)) = 0 ] || fail "the VMM has more than its daemon"
 ok "a sandbox with network, port, volume and a directory of the host, its owners and set-user-ID bits included"

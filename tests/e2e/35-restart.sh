@@ -135,7 +135,7 @@ root_disk || fail "the guest's disk cannot be made"
 guests_work >"$work/work"
 truncate -s "$(($(stat -c %s "$work/work") / 512 * 512))" "$work/work"
 "$slipway" keeper 2>"$work/keeper.log" & keeper=$!
-wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
+wait_until 20 listens "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
 start_daemon "$slipway"
 # Not by asking: a command that finds no daemon starts one of its own.
 wait_until 20 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(explain)"

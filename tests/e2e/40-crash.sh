@@ -3,8 +3,11 @@
 . "$(dirname "$0")/lib.sh"
 need_node
 
+# A command starts the node's daemon so. That of a command which was killed may come up while a later command's serves.
+no_second_daemon() { [ "$(pgrep -fc -- "--run-dir $SLIPWAY_RUN_DIR --data-dir $SLIPWAY_DATA_DIR\$")" -le 1 ]; }
 clean() {
     "$slipway" rm --force --all >/dev/null 2>&1
+    wait_until 20 no_second_daemon || fail "$1: two daemons: $(pgrep -af -- "--data-dir $SLIPWAY_DATA_DIR\$")"
     stop_daemon
     local left
     left=$(leftovers)

@@ -147,7 +147,9 @@ judge_living() {
     if [ "$box" = web ]; then
         wait_until 60 steady || fail "the container is $(victim_state): $(explain)"
         told+=", the container is $(victim_state)"
-        [ "$(victim_state)" != running ] || timeout 60 "$slipway" exec web/victim true || fail "it does not run: $(explain)"
+        # One whose removal had begun before the kill may end meanwhile.
+        [ "$(victim_state)" != running ] || timeout 60 "$slipway" exec web/victim true || [ "$(victim_state)" != running ] ||
+            fail "it does not run: $(explain)"
     fi
     wait_until 60 back || fail "what came stays: $(guest_bytes) bytes and $(shown cpus) CPUs of $base_bytes and 1, $(quarrels; explain)"
     counts_on "$served"

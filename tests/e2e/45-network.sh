@@ -75,6 +75,8 @@ sys.exit(1)
 END
 ask_text=$(cat "$work/ask.py")
 server_text=$(cat "$work/server.py")
+# The patience for what comes, in seconds.
+long=$((120 * slower))
 # ask_in SANDBOX 4|6|u HOST PORT PATIENCE; ask: the same from the host; ask_outside: from there.
 ask_in() { local sandbox=$1; shift; "$slipway" exec "$sandbox" python3 -c "$ask_text" "$@"; }
 ask() { python3 "$work/ask.py" "$@"; }
@@ -95,32 +97,32 @@ expect "port 81/udp of 0.0.0.0 is in use" "$(cat "$work/out")" "a port that is p
 "$slipway" run --count 4 --name n --detach --wait-network --publish 80 "$image" \
     python3 -c "$server_text" 80 >/dev/null || fail "four sandboxes with the default network"
 for number in 1 2 3 4; do
-    expect "n-$number to $(field n-1 'one["addresses"][0]')" "$(ask_in n-1 4 "n-$number" 80 120)" "n-$number"
-    expect "n-$number to $(field n-1 'one["addresses"][1]')" "$(ask_in n-1 6 "n-$number.default" 80 120)" "n-$number, IPv6"
+    expect "n-$number to $(field n-1 'one["addresses"][0]')" "$(ask_in n-1 4 "n-$number" 80 "$long")" "n-$number"
+    expect "n-$number to $(field n-1 'one["addresses"][1]')" "$(ask_in n-1 6 "n-$number.default" 80 "$long")" "n-$number, IPv6"
 done
 ok "four sandboxes reach each other by name, IPv4 and IPv6"
-expect "to $(field n-2 'one["addresses"][0]')" "$(ask_in n-2 4 host.slipway.internal 7001 120)" "the host"
-expect "to 192.0.2.1" "$(ask_in n-2 4 192.0.2.2 7000 120)" "the outside"
-expect "to 2001:db8::1" "$(ask_in n-2 6 2001:db8::2 7000 120)" "the outside, IPv6"
+expect "to $(field n-2 'one["addresses"][0]')" "$(ask_in n-2 4 host.slipway.internal 7001 "$long")" "the host"
+expect "to 192.0.2.1" "$(ask_in n-2 4 192.0.2.2 7000 "$long")" "the outside"
+expect "to 2001:db8::1" "$(ask_in n-2 6 2001:db8::2 7000 "$long")" "the outside, IPv6"
 ok "they reach the host, and the outside by the host's address"
 
 port=$(field n-3 'one["published"][0].split(":")[0]')
-expect "n-3 to 192.0.2.2" "$(ask_outside 4 192.0.2.1 "$port" 120)" "published, from outside"
-expect "n-3 to 2001:db8::2" "$(ask_outside 6 2001:db8::1 "$port" 120)" "published, from outside, IPv6"
+expect "n-3 to 192.0.2.2" "$(ask_outside 4 192.0.2.1 "$port" "$long")" "published, from outside"
+expect "n-3 to 2001:db8::2" "$(ask_outside 6 2001:db8::1 "$port" "$long")" "published, from outside, IPv6"
 for address in 127.0.0.1 192.0.2.1; do
-    expect "n-3 to" "$(ask 4 "$address" "$port" 120)" "published, from the host at $address"
+    expect "n-3 to" "$(ask 4 "$address" "$port" "$long")" "published, from the host at $address"
 done
-expect "n-3 to" "$(ask 6 ::1 "$port" 120)" "published, from the host at ::1"
-expect "n-3 to" "$(ask_in n-1 4 host.slipway.internal "$port" 120)" "published, from a sandbox"
+expect "n-3 to" "$(ask 6 ::1 "$port" "$long")" "published, from the host at ::1"
+expect "n-3 to" "$(ask_in n-1 4 host.slipway.internal "$port" "$long")" "published, from a sandbox"
 ok "published ports answer, from outside, from the host, from a sandbox"
 
 "$slipway" network create blue --subnet 10.99.0.0/29 --mtu 1400 >/dev/null || fail "network create"
 "$slipway" run --name b --detach --wait-network --network blue --publish 82:80/udp "$image" \
     python3 -c "$server_text" 80 >/dev/null || fail "a sandbox in another network"
-expect "b has datagram" "$(ask_outside u 192.0.2.1 82 120)" "published UDP, from outside"
-expect "b has datagram" "$(ask u 127.0.0.1 82 120)" "published UDP, from the host"
+expect "b has datagram" "$(ask_outside u 192.0.2.1 82 "$long")" "published UDP, from outside"
+expect "b has datagram" "$(ask u 127.0.0.1 82 "$long")" "published UDP, from the host"
 expect 1400 "$("$slipway" exec b cat /sys/class/net/eth0/mtu)" "the MTU of the network"
-expect "b to" "$(ask 4 10.99.0.2 80 120)" "another network's sandbox, from the host"
+expect "b to" "$(ask 4 10.99.0.2 80 "$long")" "another network's sandbox, from the host"
 other=$(field n-1 'one["addresses"][0]')
 gateway=$("$slipway" network inspect default | python3 -c 'import json,sys; print(json.load(sys.stdin)[0]["gateway"])')
 for target in "n-1 4 10.99.0.2 80" "n-1 4 b 80" "n-1 4 10.99.0.1 7001" "b 4 $other 80" \
@@ -133,7 +135,7 @@ ok "two networks do not see each other, by address, name, gateway or published p
 "$slipway" network create inner --internal >/dev/null || fail "network create --internal"
 "$slipway" run --name i --detach --wait-network --network inner "$image" sleep 3600 >/dev/null || fail "inner"
 told=$(ask_in i 4 192.0.2.2 7000 3) && fail "an internal network has a way out: $told"
-expect "to" "$(ask_in i 4 host.slipway.internal 7001 120)" "the host, from an internal network"
+expect "to" "$(ask_in i 4 host.slipway.internal 7001 "$long")" "the host, from an internal network"
 ok "an internal network reaches the host's end only"
 
 # Whoever has every right in the guest sends what another's addresses are on.
@@ -159,7 +161,7 @@ port = next(p for p in json.load(sys.stdin) if p["name"] == sys.argv[1] + ".net"
 dropped = port["dropped_in"]
 sys.exit((dropped.get("spoofed-mac", 0), dropped.get("spoofed-address", 0)) < (2, 3))' "$id"; }
 wait_until 10 forged || fail "forged frames passed: $("$slipway" port stats default --json)"
-expect "n-2 to" "$(ask_in n-3 4 n-2 80 120)" "whose addresses were forged"
+expect "n-2 to" "$(ask_in n-3 4 n-2 80 "$long")" "whose addresses were forged"
 ok "a sandbox cannot take another's MAC or IP address"
 
 # refused WORDS COMMAND…: one line, and nothing is left.

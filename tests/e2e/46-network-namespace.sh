@@ -75,7 +75,7 @@ wait_until 20 is_wired || fail "the pod's link does not come up: $(shape)"
 shape >"$work/made"
 
 "$slipway" keeper 2>"$work/keeper.log" & keeper=$!
-wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
+wait_until 20 listens "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
 start_daemon
 
 refuses() { # WHY WORDS…

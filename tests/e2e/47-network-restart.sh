@@ -18,7 +18,7 @@ start_daemon() {
     wait_until 60 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(tail "$work/daemon.log")"
 }
 "$slipway" keeper 2>"$work/keeper.log" & keeper=$!
-wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
+wait_until 20 listens "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
 start_daemon
 
 # Says back what it is told, line by line, on each connection.

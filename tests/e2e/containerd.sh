@@ -86,7 +86,7 @@ start_daemon() {
 
 start_keeper() {
     "$slipway" keeper 2>"$work/keeper.log" & keeper=$!
-    wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
+    wait_until 20 listens "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
 }
 # A shim ends a moment after its last container is deleted.
 one_shim() { [ "$(shims | wc -l)" = 1 ]; }

@@ -96,11 +96,11 @@ iperf() {
         done
     done
 }
-# A server on a busy machine may still be with the last client, or see the end of a short test before its datagrams.
+# A server on a busy machine may see the end of a short test before its datagrams.
 iperf_arrives() {
     local try
     for try in 1 2 3; do
-        guest "iperf3 $1 --json" >"$work/iperf" && python3 "$peer" arrived "$work/iperf" && return
+        of_iperf "$work/iperf" guest "iperf3 $1 --json" && python3 "$peer" arrived "$work/iperf" && return
         sleep "$try"
     done
     return 1

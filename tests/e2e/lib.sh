@@ -117,6 +117,10 @@ of_iperf() {
     done
 }
 
+# listens SOCKET: whether a process listens there. Between bind(2) and listen(2) a socket refuses connections, as one does that
+# an earlier process has left, which is removed.
+listens() { [ -S "$1" ] && awk -v path="$1" '$4 == "00010000" && $NF == path { found = 1 } END { exit !found }' /proc/net/unix; }
+
 # engine_lists SOCKET PORT: whether the socket engine lists a program that listens at the port. The kernel shows
 # the program a moment earlier, and a connection within that moment is the kernel's.
 engine_lists() { "$slipway" socket ls --json --engine "$1" | grep -q "\"address\": \"[^\"]*:$2\""; }
@@ -149,6 +153,8 @@ vmms() {
     done
 }
 
+has_process_or_gone() { read -r _ <"$1/cgroup.procs" || [ ! -d "$1" ]; }
+
 # Control groups of sandboxes, but those with a process in them that is no VMM of this node's, those of another
 # node's pool, whose names begin with its data directory's number, and those that a daemon has ready while it runs.
 groups_left() {
@@ -166,10 +172,7 @@ groups_left() {
             yes:pool-*) ;;
             :"$own"* | *:"$SLIPWAY_RUN_DIR"/*) printf '%s\n' "$group" ;;
             # A group that is in no pool does not say whose it is. One of another node has no process while it is made or removed.
-            :* | yes:*)
-                sleep 0.5
-                { read -r pid <"$group/cgroup.procs"; } 2>/dev/null || [ ! -d "$group" ] || printf '%s\n' "$group"
-                ;;
+            :* | yes:*) wait_until 20 has_process_or_gone "$group" || printf '%s\n' "$group" ;;
         esac
     done
 }
@@ -192,7 +195,7 @@ start_keeper() {
     rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
     echo 'keeper = true' >>"$SLIPWAY_CONFIG"
     "$slipway" keeper 2>"$work/keeper.log" & keeper=$!
-    wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
+    wait_until 20 listens "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
 }
 # start_daemon [PROGRAM]: starts one, of another build of slipway if PROGRAM is given.
 start_daemon() {

@@ -64,7 +64,7 @@ async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>, mut call: Call) {
     if let Some(name) = saves {
         let made = save::template(&node, &sandbox, &name).await;
         end_life(&node, &sandbox, made.map(|()| 0)).await;
-        return remove_ended(&node, &sandbox).await;
+        return remove_and_close(&node, &sandbox).await;
     }
     let started = match warm::make_first(&node, &sandbox).await {
         Ok(()) => start(&node, &sandbox).await,
@@ -89,13 +89,14 @@ async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>, mut call: Call) {
         }
     };
     end_life(&node, &sandbox, ended).await;
-    remove_ended(&node, &sandbox).await;
+    remove_and_close(&node, &sandbox).await;
 }
 
 /// Runs an adopted sandbox, which outlived its daemon, to its end.
 pub async fn live_on(node: Arc<Node>, sandbox: Arc<Sandbox>, running: Running) {
     let ended = to_file::wait(&node, &sandbox, running).await;
     end_life(&node, &sandbox, ended).await;
+    sandbox.close_outputs();
     remove_later(node, sandbox).await;
 }
 
@@ -103,6 +104,7 @@ pub async fn live_on(node: Arc<Node>, sandbox: Arc<Sandbox>, running: Running) {
 pub(crate) async fn live_in_file(node: Arc<Node>, sandbox: Arc<Sandbox>) {
     let ended = to_file::wait_in_file(&node, &sandbox).await;
     end_life(&node, &sandbox, ended).await;
+    sandbox.close_outputs();
     remove_later(node, sandbox).await;
 }
 
@@ -115,6 +117,13 @@ pub async fn remove_later(node: Arc<Node>, sandbox: Arc<Sandbox>) {
     }
 }
 
+/// Removes an ended sandbox if it is to be removed, and then ends the streams of its clients: a
+/// client that was told of the end finds nothing of the sandbox, and can give its name to another.
+async fn remove_and_close(node: &Node, sandbox: &Sandbox) {
+    remove_ended(node, sandbox).await;
+    sandbox.close_outputs();
+}
+
 async fn remove_ended(node: &Node, sandbox: &Sandbox) {
     if sandbox.record().remove {
         match node.remove(&sandbox.id, false).await {
@@ -125,6 +134,7 @@ async fn remove_ended(node: &Node, sandbox: &Sandbox) {
     }
 }
 
+/// Releases what a sandbox held, and records how it ended. The caller closes its outputs.
 async fn end_life(node: &Node, sandbox: &Sandbox, ended: Result<u32>) {
     let stopping = sandbox.update(|record| record.state = SandboxState::Stopping).await;
     note(sandbox, stopping);
@@ -134,7 +144,6 @@ async fn end_life(node: &Node, sandbox: &Sandbox, ended: Result<u32>) {
     let describe = |record: &mut Record| finish(record, ended, sandbox.is_stopping());
     let finished = record_end(node, sandbox, released.processes_gone, describe).await;
     note(sandbox, finished);
-    sandbox.close_outputs();
     node.settled();
 }
 

@@ -275,12 +275,13 @@ async fn live_on(node: Arc<Node>, target: Target, started: Result<Running>) {
     quota::leave(&node, &target.sandbox);
     memory::leave(&node, &target.sandbox);
     bound::leave(&node, &target.sandbox);
-    target.container.fanout.close();
     if target.look_added(|added| added.is_some_and(|added| added.remove))
         && let Err(error) = node.remove_added(&target, false).await
     {
         tracing::warn!(container = target.name(), %error, "it is not removed");
     }
+    // Its clients hear of its end, and find nothing of a container that was to be removed.
+    target.container.fanout.close();
 }
 
 /// Changes the record of a live container and saves it.

@@ -46,8 +46,13 @@ pub(crate) async fn make(node: &Arc<Node>, saves: Saves, machine: v1::RunSpec) -
     };
     let name = saves.name.clone();
     let sandbox = node.create_saving(&spec, Some(saves)).await?;
+    let output = sandbox.own.fanout.attach(&sandbox.name);
     node.start(&sandbox, Call::default());
     sandbox.wait_state(|state| !state.is_live()).await;
+    // The output, of which there is none, is closed once the sandbox is removed.
+    if let Ok(mut output) = output {
+        while output.recv().await.is_some() {}
+    }
     let (created_ns, why) = sandbox.look(|record| (record.created_ns, record.run.reason.clone()));
     // Even if it was stopped a moment later.
     let is_ours = |one: &Manifest| one.name == name && one.created_ns >= created_ns;

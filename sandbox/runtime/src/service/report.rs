@@ -9,21 +9,21 @@ use crate::record::SandboxState;
 use crate::target::Target;
 use crate::v1::{self, run_out};
 
-/// Sends a container's stages, start, output and end to one client.
+/// Sends a container's stages, start, output and end to one client: the end once `output` is
+/// closed, which is when a container that is to be removed is removed.
 pub(super) async fn report(
     target: Target,
-    output: mpsc::Receiver<log::Record>,
+    mut output: mpsc::Receiver<log::Record>,
     until_started: bool,
     sender: Sender,
 ) {
-    let started = tell_start(&target, &sender).await;
-    if started && !until_started {
-        tell_output(output, 0, &sender).await;
-        target.container.wait_state(|state| !state.is_live()).await;
+    match (tell_start(&target, &sender).await, until_started) {
+        (true, true) => return,
+        (true, false) => tell_output(output, 0, &sender).await,
+        (false, _) => while output.recv().await.is_some() {},
     }
-    if !started || !until_started {
-        let _ = sender.send(out(run_out::Kind::Exit(target.exit()))).await;
-    }
+    target.container.wait_state(|state| !state.is_live()).await;
+    let _ = sender.send(out(run_out::Kind::Exit(target.exit()))).await;
 }
 
 /// Sends the stages of a start to the client until the start ends. Returns `true` if the container
