@@ -276,6 +276,28 @@ impl Burst {
         self.used += 1;
     }
 
+    /// Copies the frames' rests into `memory`, which is this process's own, and has the burst refer
+    /// to the copies. Removes frames that cannot be read or have no room, and returns their number.
+    #[cold]
+    pub(crate) fn make_private(&mut self, memory: &Span) -> usize {
+        let (mut whole, mut end) = ([true; BURST], 0);
+        for (frame, whole) in self.frames.iter().zip(&mut whole) {
+            let spans = &mut self.spans[frame.first_span as usize..][..usize::from(frame.spans)];
+            *whole = spans.iter_mut().all(|span| {
+                let (at, len) = (end, span.len());
+                let copied = at + len <= memory.len() && span.copy_to(0, memory, at, len).is_ok();
+                if copied {
+                    span.assign(memory, at, len);
+                    end += len;
+                }
+                copied
+            });
+        }
+        let (before, mut whole) = (self.len(), whole.into_iter());
+        self.retain(0, || whole.next().unwrap_or(true));
+        before - self.len()
+    }
+
     /// Removes the frame's tag: the four bytes at offset 12 of its head.
     ///
     /// # Panics

@@ -29,7 +29,8 @@ pub struct PortView {
     /// The port's peer is there and takes frames.
     pub up: bool,
     /// When the switch looks for the peer's frames: `awake` (soon), `armed` (when the port wakes
-    /// it), or `held` (when the port's rate lets it send again).
+    /// it), `held` (when the port's rate lets it send again), or `stalled` (the port stands still
+    /// for a time, since its peer's memory made the switch's thread sleep).
     pub turn: String,
     /// Frames taken from the peer, those dropped included.
     pub frames_in: u64,

@@ -23,7 +23,9 @@
 //! ([`ports::ThreadedPort`]).
 //!
 //! A frame that does not fit is dropped at the destination that has no room, before it is copied,
-//! and counted by cause ([`Drop`]). No port waits for another.
+//! and counted by cause ([`Drop`]). No port waits for another, except while the thread sleeps in a
+//! page fault on memory that a port's peer takes away; that port then stands still for a time
+//! ([`Drop::Stalled`]).
 //!
 //! Not here: spanning trees, link aggregation, IGMP and MLD snooping (groups are flooded, except
 //! that reports of group members go to routers only), 802.1ad.

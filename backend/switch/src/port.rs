@@ -132,9 +132,10 @@ pub trait Port: Send {
     /// when the port is attached and whenever the state may have changed.
     fn set_link(&mut self, _: LinkSetting) {}
 
-    /// Handles work other than frames (a peer that wants its memory back), which no rate holds up.
-    /// Called if the port was woken while its rate does not let it send, between `release` and
-    /// `take`.
+    /// Handles work other than frames (a peer that wants its memory back), which nothing holds up.
+    /// Called when the port begins to be held, because its rate does not let it send or because its
+    /// peer's memory made the switch's thread sleep, and whenever it is woken while it is held;
+    /// between `release` and `take`. It touches a word of the peer's memory at most.
     fn attend(&mut self) {}
 
     /// Returns a descriptor that is readable while the port is armed and frames have come. It is

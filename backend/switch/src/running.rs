@@ -75,12 +75,13 @@ impl<'a, 'c> Owner<'a, 'c> {
         let port = switch.port_mut(index)?;
         let (up, mut queues) = (port.is_up() && !down, QueuesView::default());
         port.inspect(&mut queues);
+        let is_stalled = switch.stalled_until(index).is_some();
         let stats = switch.stats(index)?;
         Some(PortView {
             index,
             name,
             up,
-            turn: state.turn.name().to_owned(),
+            turn: if is_stalled { "stalled" } else { state.turn.name() }.to_owned(),
             frames_in: stats.frames_in,
             frames_out: stats.frames_out,
             dropped_in: stats.dropped_in.iter().sum(),
@@ -173,7 +174,7 @@ enum WakeState {
     Armed,
     /// Soon: the port is in [`Running::awake`].
     Awake,
-    /// When its rate lets it send again: the port is in [`Running::held`].
+    /// When it may send again: the port is in [`Running::held`].
     Held,
 }
 
@@ -266,7 +267,7 @@ impl Running {
         }
     }
 
-    /// Gives a port a turn soon. A port that its rate holds only attends to its peer's other work.
+    /// Gives a port a turn soon. A held port only attends to its peer's other work.
     pub fn wake(&mut self, index: PortIndex) {
         let Some(state) = self.states.get_mut(usize::from(index)) else { return };
         match state.turn {
@@ -279,7 +280,17 @@ impl Running {
         }
     }
 
-    /// Gives awake ports their turns, and does the work that is due.
+    /// Begins a step: measures what the thread waits for from here. The inbox is read in the step.
+    pub fn begin_step(&mut self) {
+        self.switch.begin_step(self.begin);
+    }
+
+    /// Notes that the step has done what no port's peer asked for, which is not measured.
+    pub fn disown(&mut self) {
+        self.switch.disown();
+    }
+
+    /// Gives awake ports their turns, does the work that is due, and ends the step.
     pub fn step(&mut self, context: &mut Context<'_>) -> Step {
         let now = context.now();
         for event in context.events() {
@@ -302,6 +313,7 @@ impl Running {
                 }
             }
         }
+        self.switch.end_step();
         match (self.awake.is_empty(), worked) {
             (true, _) => Step::Idle(self.next()),
             (false, true) if behind => Step::Behind,
@@ -347,7 +359,8 @@ impl Running {
         }
     }
 
-    /// Holds a port that may not send before `until`; its descriptor is not watched meanwhile.
+    /// Holds a port that may not send before `until`; its descriptor is not watched meanwhile. What
+    /// the port was woken for, other than frames, does not wait as long.
     fn hold(&mut self, index: PortIndex, until: Instant, context: &mut Context<'_>) {
         let state = &mut self.states[usize::from(index)];
         state.turn = WakeState::Held;
@@ -356,6 +369,7 @@ impl Running {
             // If this fails, the descriptor wakes a task that has nothing to do.
             let _ = context.rewatch(u32::from(index), Interest::None);
         }
+        self.switch.attend(index);
     }
 
     /// Does the ports' timed work that is due, and wakes ports that have frames from their peers. A

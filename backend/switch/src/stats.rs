@@ -10,7 +10,8 @@ macro_rules! causes {
         /// - `admit` (`judge`) returns the cause of a frame that is malformed, or that the settings
         ///   of its port refuse, and its caller counts it (`PortStats::drop_in`).
         /// - `Switch` counts [`Drop::Down`], for the port that frames are from (`drop_all_in`) and
-        ///   for the port that they are for (`drop_out`), and [`Drop::Nobody`] (`drop_in`).
+        ///   for the port that they are for (`drop_out`), [`Drop::Nobody`] (`drop_in`) and
+        ///   [`Drop::Stalled`] (`drop_out`).
         /// - [`Port::deliver`](crate::Port::deliver) reports frames that the peer did not get in
         ///   [`Delivered`], one field for each cause. All of these fields are in `Delivered::add`
         ///   and `PortStats::count_out`, and in `ports/threaded.rs`: its `Counts`, their `add` and
@@ -76,6 +77,9 @@ causes! {
     Queue = "queue",
     /// The frame was above the receive rate of its destination, whose queue had no room.
     Rate = "rate",
+    /// The destination stands still for a time, because its peer's memory made the switch's thread
+    /// sleep.
+    Stalled = "stalled",
 }
 
 /// The result of a delivery. Every pick is counted once, as delivered, without room, or refused;

@@ -4,9 +4,11 @@
 //! frame, looks its destination up, and puts it on that port's list. The second delivers one list
 //! after the other, so that each port's memory is touched once.
 //!
-//! `settings` attaches, detaches and changes ports.
+//! `settings` attaches, detaches and changes ports. `stalled` leaves out ports whose peers' memory
+//! made the thread sleep.
 
 mod settings;
+mod stalled;
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
@@ -14,6 +16,7 @@ use std::time::Duration;
 use slipway_ram::{fetch, fetch_to_write};
 use slipway_rate::Bucket;
 
+use self::stalled::StalledPorts;
 use crate::burst::{BURST, Burst, Pick};
 use crate::cutter::Cutter;
 use crate::decorators::Impairment;
@@ -41,7 +44,8 @@ pub enum PortTurn {
     Done,
     /// There were frames, and more wait.
     More,
-    /// Frames may wait, but the port's rate does not let it send before this time.
+    /// Frames may wait, but the port may not send before this time: its rate does not let it, or it
+    /// stands still because its peer's memory made the switch's thread sleep.
     Held(Duration),
 }
 
@@ -55,6 +59,8 @@ struct Slot {
     timed: bool,
     /// The port is in the switch's list `waiting`.
     waits: bool,
+    /// The port stands still, or did so lately: [`StalledPorts`] says which.
+    stalled: bool,
     config: PortConfig,
     stats: PortStats,
     bucket: Option<Bucket>,
@@ -70,12 +76,24 @@ impl Slot {
         fetch_to_write(&raw const self.stats);
     }
 
+    /// Returns until when the port stands still, on the switch's clock. Returns `None` if it is
+    /// served.
+    #[inline]
+    fn stalled_until(&mut self, index: PortIndex, ports: &StalledPorts) -> Option<Duration> {
+        if !self.stalled {
+            return None;
+        }
+        let until = ports.until(index);
+        self.stalled = until.is_some();
+        until
+    }
+
     /// Passes the time to a port with timed work, and puts the port on the list `waiting`: the
     /// delivery or the turn that follows may leave frames that wait in it.
     #[cold]
     fn tick(&mut self, index: PortIndex, now: Duration, waiting: &mut Vec<PortIndex>) {
         tick(&mut *self.port, now);
-        if !std::mem::replace(&mut self.waits, true) {
+        if !std::mem::replace(&mut self.stalled, true) {
             waiting.push(index);
         }
     }
@@ -100,6 +118,7 @@ pub struct Switch {
     waiting: Vec<PortIndex>,
     /// The beginning of the present turn.
     now: Duration,
+    stalled: StalledPorts,
 }
 
 impl Switch {
@@ -117,6 +136,7 @@ impl Switch {
             cutter: Cutter::default(),
             waiting: Vec::new(),
             now: Duration::ZERO,
+            stalled: StalledPorts::new(),
         }
     }
 
@@ -163,16 +183,20 @@ impl Switch {
 
     /// Makes the port wake the switch when frames come. Returns `true` if frames wait already.
     pub fn arm(&mut self, index: PortIndex) -> bool {
-        self.slot_mut(index).is_some_and(|slot| slot.port.arm())
+        let found = self.slot_mut(index).is_some_and(|slot| slot.port.arm());
+        self.worked_on(index);
+        found
     }
 
     /// Lets a port that may not send handle other work of its peer. Afterwards the switch does not
     /// refer to the peer's memory, except in the port itself.
     pub fn attend(&mut self, index: PortIndex) {
-        self.release();
+        // The cutter refers to no peer's memory.
+        self.burst.release();
         if let Some(slot) = self.slot_mut(index) {
             slot.port.attend();
         }
+        self.worked_on(index);
     }
 
     /// Takes up to `limit` frames from a port, at most [`BURST`], and delivers them to their
@@ -182,8 +206,9 @@ impl Switch {
         else {
             return PortTurn::Idle;
         };
-        let opens = slot.bucket.as_ref().map(Bucket::opens_at).filter(|opens| *opens > now);
-        if let Some(opens) = opens {
+        let opens = slot.bucket.as_ref().map(Bucket::opens_at);
+        let opens = opens.max(slot.stalled_until(index, &self.stalled));
+        if let Some(opens) = opens.filter(|opens| *opens > now) {
             return PortTurn::Held(opens);
         }
         self.now = now;
@@ -191,10 +216,11 @@ impl Switch {
             slot.tick(index, now, &mut self.waiting);
         }
         self.burst.clear();
-        let more = slot.port.take(&mut self.burst, limit.min(BURST));
+        let more = slot.port.take(&mut self.burst, limit.min(self.stalled.most()));
         if self.burst.is_empty() {
             // Some frames may have been taken that were all malformed.
             slot.port.release();
+            self.worked_on(index);
             return if more { PortTurn::More } else { PortTurn::Idle };
         }
         let Slot { config, stats, port, .. } = slot;
@@ -202,6 +228,9 @@ impl Switch {
         let bytes = self.burst.bytes();
         stats.frames_in += self.burst.len() as u64;
         stats.bytes_in += bytes;
+        if let Some(memory) = self.stalled.copies() {
+            stats.drop_all_in(Drop::Malformed, self.burst.make_private(memory));
+        }
         let kept = match config.link == LinkSetting::Down || !port.is_up() {
             true => stats.drop_all_in(Drop::Down, self.burst.len()),
             false => judge(config, stats, &mut self.burst, keys, kept),
@@ -209,6 +238,7 @@ impl Switch {
         if let Some(bucket) = &mut slot.bucket {
             bucket.take(bytes, now);
         }
+        self.worked_on(index);
         let (keys, targets) = (&self.keys[..kept], &mut self.targets[..kept]);
         self.lookup.look_up(index, keys, targets, seconds(now));
         for at in 0..kept {
@@ -221,6 +251,7 @@ impl Switch {
         if let Some(slot) = self.slot_mut(index) {
             slot.port.release();
         }
+        self.worked_on(index);
         if more { PortTurn::More } else { PortTurn::Done }
     }
 
@@ -294,13 +325,16 @@ impl Switch {
             }
             let to = self.fan.gather(at, &mut self.picks);
             self.drain(to);
+            self.worked_on(to);
         }
         // See [`Port::notify`].
         fence(Ordering::SeqCst);
         for at in 0..count {
-            if let Some(slot) = self.slot_mut(self.fan.port(at)) {
+            let to = self.fan.port(at);
+            if let Some(slot) = self.slot_mut(to) {
                 slot.port.notify();
             }
+            self.worked_on(to);
         }
         self.fan.clear();
     }
@@ -327,6 +361,10 @@ impl Switch {
     fn drain(&mut self, to: PortIndex) {
         let Some(Some(slot)) = self.slots.get_mut(usize::from(to)) else { return };
         let picks = &self.picks[..];
+        if slot.stalled_until(to, &self.stalled).is_some() {
+            slot.stats.drop_out(Drop::Stalled, picks.len() as u64);
+            return;
+        }
         if slot.timed {
             slot.tick(to, self.now, &mut self.waiting);
         }
@@ -359,14 +397,18 @@ impl Switch {
     }
 
     /// Returns the time of the next timed work of such a port, with `inward` also that of its next
-    /// frame from its peer. Returns `None` if there is none.
+    /// frame from its peer. Nothing is due while the port stands still. Returns `None` if there is
+    /// none.
     pub(crate) fn due(&mut self, index: PortIndex, inward: bool) -> Option<Duration> {
-        self.slot_mut(index)?.port.timed()?.due(inward)
+        let stalled = self.stalled_until(index).unwrap_or_default();
+        Some(self.slot_mut(index)?.port.timed()?.due(inward)?.max(stalled))
     }
 
     /// Does the due timed work of such a port. Returns whether the port wants a turn.
     pub(crate) fn tick(&mut self, index: PortIndex, now: Duration) -> bool {
-        self.slot_mut(index).is_some_and(|slot| tick(&mut *slot.port, now))
+        let wants_turn = self.slot_mut(index).is_some_and(|slot| tick(&mut *slot.port, now));
+        self.worked_on(index);
+        wants_turn
     }
 
     fn slot(&self, index: PortIndex) -> Option<&Slot> {

@@ -112,6 +112,7 @@ impl Task for SwitchTask {
 
     fn poll(&mut self, context: &mut Context<'_>) -> Step {
         let Some(running) = &mut self.running else { return Step::Done };
+        running.begin_step();
         if self.inbox.has_messages() && !read(self.inbox.take(), running, context) {
             return Step::Done;
         }
@@ -134,7 +135,10 @@ fn read(messages: Vec<Message>, running: &mut Running, context: &mut Context<'_>
     for message in messages {
         match message {
             Message::Wake(port) => running.wake(port),
-            Message::Call(job) => job(&mut Owner::new(running, context)),
+            Message::Call(job) => {
+                job(&mut Owner::new(running, context));
+                running.disown();
+            }
             Message::Stop => return false,
         }
     }

@@ -47,10 +47,14 @@
 //! ([`Context::is_alone`], [`Settings::on_stall`]). `seat` holds the reactor during a step;
 //! `watchdog` finds the sleeping thread.
 //!
+//! The peers of that task still wait for each other. A task that serves several peers can leave out
+//! those whose memory made it sleep, by [`Stalls`].
+//!
 //! Not here: work stealing (a task stays on its reactor; [`Task::leave`] moves one), blocking
 //! calls, I/O other than readiness.
 //!
-//! Dependencies: `rustix` for epoll, eventfd and affinity; `thiserror` for [`Stopped`].
+//! Dependencies: `rustix` for epoll, eventfd and affinity; `libc` for getrusage(2), which `rustix`
+//! lacks; `thiserror` for [`Stopped`].
 
 mod bell;
 mod context;
@@ -61,6 +65,7 @@ mod run;
 mod seat;
 mod settings;
 mod share;
+mod stalls;
 mod sweep;
 mod task;
 mod tasks;
@@ -79,4 +84,5 @@ pub use context::{Context, Event, Interest};
 pub use mailbox::{Handle, Stopped};
 pub use reactor::Reactor;
 pub use settings::Settings;
+pub use stalls::Stalls;
 pub use task::{Step, Task, TaskId};

@@ -11,14 +11,12 @@
 //! handle, [`Work`], what differs between carriers, and [`Stalls`], by which a carrier leaves out
 //! peers whose memory made it sleep.
 //!
-//! Dependencies: `rustix` for eventfds; `libc` for getrusage(2), which `rustix` lacks.
+//! Dependencies: `rustix` for eventfds.
 
 #[cfg(feature = "carrier")]
 mod carrier;
 #[cfg(feature = "carrier")]
 mod mailbox;
-#[cfg(feature = "carrier")]
-mod stalls;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -34,7 +32,7 @@ pub use self::carrier::{Carrier, Families, NAP, Rest, Work};
 #[cfg(feature = "carrier")]
 pub use self::mailbox::{CommandSender, NewsReceiver, NewsSender, news};
 #[cfg(feature = "carrier")]
-pub use self::stalls::Stalls;
+pub use slipway_reactor::Stalls;
 
 /// The engine's end of a family's signals: the table, and the bell that is raised when the engine
 /// sleeps.

@@ -43,8 +43,8 @@ impl Switch {
         }
         let bucket = config.max_rate.map(Bucket::new);
         let (stats, impairment) = (PortStats::default(), None);
-        let (timed, waits) = (false, false);
-        let slot = Slot { port, timed, waits, config, stats, bucket, impairment };
+        let (timed, waits, stalled) = (false, false, false);
+        let slot = Slot { port, timed, waits, stalled, config, stats, bucket, impairment };
         if free == self.slots.len() {
             self.slots.push(None);
         }
@@ -63,6 +63,7 @@ impl Switch {
         let slot = slot.ok_or(BadConfig::NoSuchPort)?;
         self.lookup.remove(index);
         self.waiting.retain(|waiting| *waiting != index);
+        self.stalled.forget(index);
         // Spans of an earlier burst may still refer to the peer's memory.
         self.burst.release();
         self.cutter.release();
@@ -70,7 +71,8 @@ impl Switch {
     }
 
     /// Replaces a port, which has another peer from now on. The number, settings, counters,
-    /// decorators and the stations known behind it stay. Returns the former port.
+    /// decorators and the stations known behind it stay, and a port that stands still does so for
+    /// its new peer, too. Returns the former port.
     ///
     /// # Errors
     /// [`BadConfig::NoSuchPort`], and the new port back.

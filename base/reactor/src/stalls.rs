@@ -1,9 +1,10 @@
-//! Peers whose memory made a carrier's thread sleep, and the time for which each is left out.
+//! Peers whose memory made a task's thread sleep, and the time for which each is left out.
 //!
 //! A copy from or to memory that a peer takes away at that moment sleeps in a page fault, and the
-//! carrier's other peers wait meanwhile. No form of a copy avoids that, and no other thread can go
-//! on with a carrier. So the peer pays: of each sleep, what exceeds [`BURST`] costs it 32 times as
-//! long without service. In the long run, a peer makes its carrier sleep for a 32nd of the time.
+//! other peers of the task wait meanwhile. No form of a copy avoids that, and no other thread can
+//! go on with the task. So the peer pays: of each sleep, what exceeds [`BURST`] costs it 32 times
+//! as long without service. In the long run, a peer makes its task sleep for a 32nd of the time,
+//! or all peers of a task together do ([`Stalls::charge_shared`]).
 //!
 //! A sleep is a time in which the thread gave up its processor by itself and had a page fault, as
 //! getrusage(2) counts both. A thread that the kernel takes the processor from has not slept. One
@@ -43,6 +44,8 @@ const LONGEST: Duration = Duration::from_secs(2);
 /// The time of sleep that costs a peer nothing, after [`REFILL`] without any. In microseconds, as
 /// are all units of buckets here.
 const BURST: u64 = 20_000;
+/// The time of sleep of all peers that share a charge, after which they pay for each other.
+const BURST_OF_ALL: u64 = 10 * BURST;
 /// The time of sleep per second that costs a peer nothing: a 32nd.
 const PER_SECOND: u64 = 1_000_000 / 32;
 /// The time in which a peer without sleeps has all of [`BURST`] again.
@@ -93,11 +96,13 @@ struct Debt {
     held: Option<Instant>,
 }
 
-/// The peers of a carrier, named by `K`, that made its thread sleep. All calls come from that
-/// thread, but [`Stalls::new`].
+/// The peers of a task, named by `K`, that made its thread sleep. All calls come from that thread,
+/// but [`Stalls::new`].
 pub struct Stalls<K> {
     meter: Meter,
     debts: HashMap<K, Debt>,
+    /// The sleeps of all peers that share a charge.
+    all: Bucket,
     /// The time that buckets count from.
     begin: Instant,
 }
@@ -106,7 +111,8 @@ impl<K: Hash + Eq> Stalls<K> {
     /// Makes a record without peers.
     pub fn new(now: Instant) -> Self {
         let meter = Meter { at: now, counts: None, alert_until: None };
-        Self { meter, debts: HashMap::new(), begin: now }
+        let all = Bucket::new(Rate { per_second: PER_SECOND, burst: BURST_OF_ALL });
+        Self { meter, debts: HashMap::new(), all, begin: now }
     }
 
     /// Notes that the thread has slept on purpose since the last turn.
@@ -117,6 +123,17 @@ impl<K: Hash + Eq> Stalls<K> {
     /// Begins a turn at `now`: measures from here.
     pub fn begin(&mut self, now: Instant) {
         self.meter.begin(now);
+    }
+
+    /// Begins a turn at `now`, the present, as [`Stalls::begin`] does, on a thread that has other
+    /// tasks: what the thread slept in since the last turn, on purpose or for another task, is not
+    /// this turn's. Nor are the counts of a former thread of the reactor: another one has gone on
+    /// with it after a longer time.
+    pub fn begin_after_others(&mut self, now: Instant) {
+        if now.saturating_duration_since(self.meter.at) >= LEAST {
+            self.woken();
+        }
+        self.begin(now);
     }
 
     /// Returns whether single peers are measured.
@@ -144,18 +161,50 @@ impl<K: Hash + Eq> Stalls<K> {
         K: Borrow<Q>,
         Q: ?Sized + Hash + Eq + ToOwned<Owned = K>,
     {
+        self.charge_times(peer, slept, 1)
+    }
+
+    /// Charges a peer as [`Stalls::charge`] does. If all peers together sleep for more than a 32nd
+    /// of the time, beyond 200 ms, the peer pays for the sleep times the number of peers
+    /// whose sleeps are not paid for in full, this one included. So they share a 32nd of the time,
+    /// however many there are, and short sleeps of many peers at once cost nothing.
+    pub fn charge_shared<Q>(&mut self, peer: &Q, slept: Duration) -> bool
+    where
+        K: Borrow<Q>,
+        Q: ?Sized + Hash + Eq + ToOwned<Owned = K>,
+    {
+        let now = self.meter.at.saturating_duration_since(self.begin);
+        let others = self.debts.len() - usize::from(self.debts.contains_key(peer));
+        let is_too_much = self.all.opens_at() > now;
+        self.all.take(micros(slept), now);
+        self.charge_times(peer, slept, if is_too_much { others as u64 + 1 } else { 1 })
+    }
+
+    fn charge_times<Q>(&mut self, peer: &Q, slept: Duration, times: u64) -> bool
+    where
+        K: Borrow<Q>,
+        Q: ?Sized + Hash + Eq + ToOwned<Owned = K>,
+    {
         let (begin, at) = (self.begin, self.meter.at);
         if !self.debts.contains_key(peer) {
             let bucket = Bucket::new(Rate { per_second: PER_SECOND, burst: BURST });
             self.debts.insert(peer.to_owned(), Debt { bucket, held: None });
         }
         let Some(debt) = self.debts.get_mut(peer) else { return false };
-        let micros = u64::try_from(slept.min(LONGEST).as_micros()).unwrap_or(u64::MAX);
-        debt.bucket.take(micros, at.saturating_duration_since(begin));
+        debt.bucket.take(micros(slept).saturating_mul(times), at.saturating_duration_since(begin));
         let opens = begin + debt.bucket.opens_at();
         let was_held = debt.held.is_some();
         debt.held = debt.held.max((opens > at).then_some(opens));
         !was_held && debt.held.is_some()
+    }
+
+    /// Forgets a peer that has ended, with its sleeps.
+    pub fn forget<Q>(&mut self, peer: &Q)
+    where
+        K: Borrow<Q>,
+        Q: ?Sized + Hash + Eq,
+    {
+        self.debts.remove(peer);
     }
 
     /// Returns until when a peer is left out. Returns `None` if it is served.
@@ -181,6 +230,11 @@ impl<K: Hash + Eq> Stalls<K> {
     pub fn due(&self) -> Option<Instant> {
         self.debts.values().filter_map(|debt| debt.held).min()
     }
+}
+
+/// Returns the microseconds of a sleep that are charged.
+fn micros(slept: Duration) -> u64 {
+    u64::try_from(slept.min(LONGEST).as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Counts of a thread, which the kernel only raises.
@@ -213,8 +267,6 @@ impl Counts {
 
 #[cfg(test)]
 mod tests {
-    use slipway_ring::cross::{Arena, Shape};
-
     use super::*;
 
     /// A sleep that is long enough to be paid for.
@@ -222,8 +274,8 @@ mod tests {
 
     /// Sleeps, and has a page fault beside that.
     fn sleep() {
-        // The header of a new arena is written into fresh memory.
-        Arena::new(Shape { streams: 1, pages: 1 }).unwrap();
+        // Memory of such a size that nobody had before. It stays, so that the next one is new, too.
+        std::hint::black_box(vec![1_u8; 4 << 20].leak());
         std::thread::sleep(SLEEP);
     }
 
@@ -250,6 +302,26 @@ mod tests {
         assert_eq!(stalls.debts.len(), 1, "its next sleep costs it all of its length");
         stalls.settle(until + REFILL);
         assert!(stalls.debts.is_empty());
+    }
+
+    /// Another task of the thread sleeps, or the reactor without work.
+    #[test]
+    fn a_sleep_between_two_turns_is_nobodys() {
+        let mut stalls = Stalls::<String>::new(Instant::now());
+        stalls.begin_after_others(Instant::now());
+        stalls.end();
+        sleep();
+        let begun = Instant::now();
+        stalls.begin_after_others(begun);
+        while begun.elapsed() < LEAST {
+            std::hint::spin_loop();
+        }
+        stalls.end();
+        assert!(!stalls.is_alert());
+        stalls.begin_after_others(Instant::now());
+        sleep();
+        stalls.end();
+        assert!(stalls.is_alert());
     }
 
     #[test]
@@ -292,6 +364,43 @@ mod tests {
         assert!(stalls.slept().is_some());
         let counts = stalls.meter.counts.unwrap();
         assert!(counts.switches >= 0 && counts.faults >= 0, "the next one pays for that sleep");
+    }
+
+    /// Each of many peers sleeps as soon as it may.
+    #[test]
+    fn peers_that_share_a_charge_make_the_thread_sleep_for_a_32nd_together() {
+        const PEERS: u16 = 16;
+        let (sleep, start) = (Duration::from_millis(10), Instant::now());
+        let (mut stalls, mut slept) = (Stalls::<u16>::new(start), Duration::ZERO);
+        stalls.meter.at = start;
+        while stalls.meter.at < start + Duration::from_secs(1000) {
+            stalls.settle(stalls.meter.at);
+            match (0..PEERS).find(|peer| stalls.until(peer).is_none()) {
+                Some(peer) => {
+                    slept += sleep;
+                    stalls.meter.at += sleep;
+                    stalls.charge_shared(&peer, sleep);
+                }
+                None => stalls.meter.at = stalls.due().unwrap(),
+            }
+        }
+        let share = (stalls.meter.at - start) / 32;
+        let bursts = Duration::from_micros(BURST) * u32::from(PEERS);
+        assert!(slept > share * 9 / 10 && slept < share * 11 / 10 + bursts, "{slept:?}");
+        stalls.forget(&0_u16);
+        assert_eq!(stalls.until(&0_u16), None);
+    }
+
+    /// Many guests begin at once, and have pages that are touched for the first time.
+    #[test]
+    fn short_sleeps_of_many_peers_at_once_cost_nothing() {
+        let (sleep, start) = (Duration::from_millis(1), Instant::now());
+        let mut stalls = Stalls::<u16>::new(start);
+        stalls.meter.at = start;
+        for peer in (0..50_u16).cycle().take(150) {
+            stalls.meter.at += sleep;
+            assert!(!stalls.charge_shared(&peer, sleep), "{peer}");
+        }
     }
 
     /// Short sleeps, as of a page that was swapped out, cost nothing.
