@@ -60,3 +60,48 @@ fn a_tenant_whose_memory_made_the_thread_sleep_stands_still_and_others_do_not() 
         sleeps() > before
     });
 }
+
+/// The engine releases memory of a FIFO that is idle, for which it looks whether it is empty.
+#[test]
+fn a_tenant_pays_for_sleeps_in_the_release_of_its_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    certificates(dir.path());
+    let (mut left, mut right) = two(dir.path());
+    left.memory = Memory::new(1);
+    let (blue, there) = joined_for(&mut left, &mut right, "blue");
+    let Ok(sleeps) = slow(blue.0.arena.words(), Duration::from_millis(200)) else {
+        eprintln!("skipped: it needs userfaultfd(2)");
+        return;
+    };
+    let sleeps = || sleeps.load(Ordering::Relaxed);
+    // The first sleep is nobody's.
+    take_away(&blue.0.arena);
+    left.links.stir(blue.1);
+    left.turn(Instant::now());
+    assert!(sleeps() > 0);
+    // All pages are there again, and the FIFO gets more than one.
+    let (file, bytes) = (blue.0.arena.file().unwrap(), blue.0.arena.shape().bytes() as u64);
+    fallocate(file, FallocateFlags::empty(), 0, bytes).unwrap();
+    let (data, mut into) = (vec![7; 64 << 10], vec![0; 64 << 10]);
+    let (mut written, mut got) = (0, 0);
+    until(&mut left, &mut right, |left, right| {
+        written += there.0.write(&data[written..], || right.links.stir(there.1)).unwrap();
+        got += blue.0.read(&mut into, || left.links.stir(blue.1)).unwrap();
+        got == data.len()
+    });
+    // The engine looks at the stream no more, and its memory is to be released in a second. The
+    // time stands still.
+    let now = Instant::now();
+    for _ in 0..1000 {
+        left.turn(now);
+    }
+    take_away(&blue.0.arena);
+    let (before, later) = (sleeps(), now + Duration::from_millis(1500));
+    left.turn(later);
+    assert!(sleeps() > before, "nothing is released");
+    take_away(&blue.0.arena);
+    let before = sleeps();
+    left.links.stir(blue.1);
+    left.turn(later);
+    assert_eq!(sleeps(), before, "blue is served");
+}

@@ -4,13 +4,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use slipway_hypervisor::{MemoryDevice, Vm};
 use slipway_plane_api::v1 as plane_v1;
 
 use crate::node::Node;
 use crate::record::{Device, Needs, Network, Record};
 use crate::sandbox::Sandbox;
 use crate::templates::{Boots, Manifest, Shape, Template, working_set};
-use crate::{Error, Result, network};
+use crate::{Error, Result, network, resize};
 
 /// Returns the template that a sandbox is a fork of, or `None` if it boots.
 ///
@@ -137,6 +138,31 @@ pub(crate) fn cannot_fork(record: &Record) -> Option<&'static str> {
     reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)
 }
 
+/// Checks that the machine of a fork has no more memory plugged, and is asked for no more, than the
+/// fork's record says. Anybody may have written the description of a snapshot that was moved, and
+/// nobody reads the state of its machine before it runs.
+///
+/// # Errors
+/// [`Error::Template`] if it has more; the errors of [`resize::memory_device`].
+pub(crate) async fn check_memory(record: &Record, vm: &dyn Vm) -> Result<()> {
+    if record.memory.room() == 0 {
+        return Ok(());
+    }
+    let device = resize::memory_device(vm, resize::DEVICE).await?;
+    let Some(why) = has_too_much(record, &device) else { return Ok(()) };
+    Err(Error::Template { name: record.template.clone().unwrap_or_default(), why })
+}
+
+/// Returns why a machine with this device of hot-plug memory is not that of a fork with this
+/// record, or `None` if it is.
+fn has_too_much(record: &Record, device: &MemoryDevice) -> Option<String> {
+    let most = record.memory.granted_bytes.saturating_sub(record.memory.boot_bytes);
+    let has = device.plugged.max(device.requested);
+    let [has_mib, most_mib] = [has, most].map(|bytes| bytes >> 20);
+    let why = format!("its guest has {has_mib} MiB plugged, and its description says {most_mib}");
+    (has > most).then_some(why)
+}
+
 /// Attaches the disks of a fork to its functions, whose guests learn of them by the event of the
 /// controller.
 ///
@@ -162,7 +188,7 @@ mod tests {
     use super::*;
     use crate::adopt::tests::record_of;
     use crate::pod_functions::plug_slots;
-    use crate::record::SandboxState;
+    use crate::record::{MemoryBounds, SandboxState};
 
     #[test]
     fn a_fork_has_sockets_if_its_template_has_room_for_them() {
@@ -187,6 +213,20 @@ mod tests {
             assert_eq!(fork.forks_with_sockets(), record.sockets.is_some());
         }
         assert!(asks.begins_with_sockets() && !asks.forks_with_sockets());
+    }
+
+    #[test]
+    fn a_fork_has_no_more_memory_plugged_than_its_description_says() {
+        let memory = MemoryBounds::new(128 << 20, 384 << 20).with_plugged(64 << 20);
+        let record = Record { memory, ..record_of(SandboxState::Starting) };
+        let why = |requested_mib: u64, plugged_mib: u64| {
+            let (bytes, node, block) = (256 << 20, 0, 2 << 20);
+            let (requested, plugged) = (requested_mib << 20, plugged_mib << 20);
+            has_too_much(&record, &MemoryDevice { bytes, node, block, requested, plugged })
+        };
+        assert_eq!([why(0, 0), why(64, 64), why(64, 2)], [None, None, None]);
+        assert!(why(64, 66).unwrap().contains("has 66 MiB plugged"));
+        assert!(why(256, 64).unwrap().ends_with("says 64"));
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub(crate) const ROOM_UNIT: u64 = 128 << 20;
 /// The most bytes of room for more memory.
 const MOST_ROOM: u64 = 256 << 30;
 /// The number of the sandbox's device of hot-plug memory.
-const DEVICE: usize = 0;
+pub(crate) const DEVICE: usize = 0;
 /// The time in which a guest that follows plugs or gives back at least one block more.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The time between two looks at the VMM's list.

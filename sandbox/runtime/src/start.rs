@@ -314,6 +314,7 @@ impl Boot<'_> {
         // The guest looks at its disks once it has answered.
         let resumed = stages.run("resume", boot(node, sandbox, vm)).await;
         let (agent, _) = trusted(node, sandbox, template, resumed).await?;
+        or_end(vm, fork::check_memory(record, vm)).await?;
         let disks = function::ids(record).collect::<Vec<_>>().into_iter().zip(later);
         stages.run("disks", fork::attach(node, disks)).await?;
         if record.forks_with_shares() {

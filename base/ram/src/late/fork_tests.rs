@@ -182,6 +182,22 @@ fn a_successor_copies_again_what_was_being_copied() {
     assert_eq!(bytes, [14, 14, 14, 14, 14, 14, 14, 14, 14, 1]);
 }
 
+/// Room for more memory is a hole of the template.
+#[test]
+fn a_successor_makes_no_page_of_the_table_for_a_hole() {
+    let file = empty(64 << 20);
+    rustix::io::pwrite(&file, &[1], 0).unwrap();
+    let template = Arc::new(Template::copy_of(file.as_fd()).unwrap());
+    let fork = fork(&template);
+    let again = |file: BorrowedFd<'_>| file.try_clone_to_owned().unwrap();
+    let (file, table) = (again(fork.file()), again(fork.table().unwrap()));
+    let blocks = || rustix::fs::fstat(fork.table().unwrap()).unwrap().st_blocks;
+    let before = blocks();
+    LateMemory::of_predecessor(file, table, Some(template)).unwrap();
+    assert!(before > 0);
+    assert_eq!(blocks(), before);
+}
+
 #[test]
 fn a_table_of_zeros_is_refused() {
     let template = template();

@@ -66,6 +66,7 @@ use states::TakeOutcome;
 pub use granules::Granules;
 
 use crate::gate::{GRANULE, Gate, GranuleSource, Late, NotYet, Table};
+use crate::template::next_data;
 use crate::{Lasting, Mapping, Permissions, Template, pages};
 
 /// Pages of one file, recycled or new ones, and the state of each granule.
@@ -146,12 +147,18 @@ impl LateMemory {
             None => (states::ABSENT..=states::CLEAN).contains(&state),
         };
         let memory = Self::with_table(file, table, granules, template.clone())?;
-        for state in memory.states() {
-            if !known(state.load(Ordering::Acquire)) {
-                return Err(invalid("an unknown state"));
+        let mut next = 0;
+        // A state that nobody has written is a zero, an absent granule. A look at it would make a
+        // page of the table, so that a fork with much room would take memory for that.
+        while let Some(written) = next_data(memory.table()?, next, granules)? {
+            for state in &memory.states()[written.clone()] {
+                if !known(state.load(Ordering::Acquire)) {
+                    return Err(invalid("an unknown state"));
+                }
+                let busy = states::BUSY;
+                let _ = state.compare_exchange(busy, before, Ordering::AcqRel, Ordering::Relaxed);
             }
-            let busy = states::BUSY;
-            let _ = state.compare_exchange(busy, before, Ordering::AcqRel, Ordering::Relaxed);
+            next = written.end;
         }
         if memory.lacks_bytes() {
             return Err(invalid("the state of a hole for bytes of the template"));

@@ -31,8 +31,10 @@ pub fn restored_spec(oci: &Oci) -> Result<v1::RunSpec, String> {
 pub fn check_restored(oci: &Oci, checkpoint: &v1::Snapshot) -> Result<(), String> {
     let (memory, cpus) = largest(oci)?;
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-    let exceeds = if memory > 0 && checkpoint.memory_bytes > memory {
-        format!("{} MiB of memory, and {}", mib(checkpoint.memory_bytes), mib(memory))
+    // The host holds what was touched, whatever the description says is plugged.
+    let has = checkpoint.memory_bytes.max(checkpoint.touched_bytes);
+    let exceeds = if memory > 0 && has > memory {
+        format!("{} MiB of memory, and {}", mib(has), mib(memory))
     } else if cpus > 0 && checkpoint.cpus > cpus {
         format!("{} CPUs, and {cpus}", checkpoint.cpus)
     } else {
@@ -82,6 +84,11 @@ mod tests {
             let checkpoint = v1::Snapshot { memory_bytes, cpus: 2, ..Default::default() };
             check_restored(&oci(annotations, resources), &checkpoint)
         };
+        let (memory_bytes, touched_bytes) = (64 << 20, 512 << 20);
+        let plugged = v1::Snapshot { memory_bytes, touched_bytes, ..Default::default() };
+        let limit = |mib: u64| oci(json!({}), json!({"memory": {"limit": mib << 20}}));
+        assert_eq!(check_restored(&limit(512), &plugged), Ok(()));
+        assert!(check_restored(&limit(511), &plugged).unwrap_err().contains("512 MiB of memory"));
         let cpu = |quota: u32| json!({"cpu": {"quota": quota, "period": 100_000}});
         for (annotations, resources) in [
             (json!({}), json!({})),

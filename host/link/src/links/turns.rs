@@ -69,12 +69,15 @@ impl Links {
             worked |= self.accept(now);
         }
         self.order.rotate_left(usize::from(!self.order.is_empty()));
+        self.stalls.begin(now);
         for at in 0..self.order.len() {
             let Some(key) = self.order.get(at).copied() else { break };
             let found = ready[..count].iter().find(|(number, ..)| *number == u64::from(key));
             let (readable, writable) = found.map_or((false, false), |(_, r, w)| (*r, *w));
             worked |= self.prepare(key, readable, writable, now);
+            self.charge(key, now);
         }
+        self.stalls.end();
         worked |= self.share(now);
         for at in 0..self.order.len() {
             let Some(key) = self.order.get(at).copied() else { break };
@@ -202,7 +205,9 @@ impl Links {
         (worked, ended)
     }
 
-    /// Charges the tenant of a connection whose quantum made the thread sleep.
+    /// Charges the tenant of a connection that made the thread sleep, in a quantum or in work that
+    /// is due by the clock, as the release of a FIFO's memory. A connection that has ended pays
+    /// nothing.
     fn charge(&mut self, key: u32, now: Instant) {
         let Some(slept) = self.stalls.slept() else { return };
         let Self { connections, stalls, logs, settings, events, .. } = self;

@@ -12,7 +12,7 @@
 //! | `requests` | `requests` | times of unanswered requests to guests | `lifecycle` |
 //! | `book` | `book` | listeners and counters, which the engine's thread reads | `channels` |
 //! | `policy` | | connections that are allowed | `obey` |
-//! | `stalls` | `slipway_family` | tenants whose memory made the carrier sleep | `serve`, `charge` |
+//! | `stalls` | `slipway_family` | tenants whose memory made the carrier sleep | `charger` |
 //! | `log` | `crate::log` | log lines, limited in rate | all |
 //! | `news` | `messages` | messages to the engine's thread | all |
 //! | `idle_since` | | when work was first looked for in vain | `worked`, `looks_on` |
@@ -38,6 +38,7 @@ use slipway_family::{Families, NAP, NewsSender, Rest, Stalls, Work};
 use slipway_ring::cross::{heavy, is_told_surely};
 
 use super::book::Book;
+use super::charger::Charger;
 use super::claims::Claims;
 use super::guest::{Guest, GuestTable, Tenants};
 use super::messages::{Command, News};
@@ -145,18 +146,11 @@ impl Carrying {
         worked
     }
 
-    /// Charges these tenants if the thread slept in the work for them. `None` if single peers were
-    /// not measured when that began.
+    /// Charges these tenants if the thread slept in the work since the last charge, which was for
+    /// them. `None` if single peers were not measured when that began, or nobody pays.
     pub fn charge(&mut self, tenants: Option<Tenants>) {
-        let Some((tenants, slept)) = tenants.zip(self.stalls.slept()) else { return };
-        if self.stalls.charge(&tenants, slept) {
-            let ([one, other], millis) = (&tenants, slept.as_millis());
-            let text = format_args!(
-                "all streams with guests waited {millis} ms for memory of tenant {one} or {other}: \
-                 the streams between the two stand still for a while"
-            );
-            self.log.line("stall", text);
-        }
+        let Self { stalls, log, .. } = self;
+        Charger { stalls, log }.charge(tenants.as_ref());
     }
 
     /// Gives a turn to every stream that has something to do. Returns whether any had.
@@ -182,7 +176,8 @@ impl Carrying {
             self.pairs.stay(number);
             self.charge(tenants);
         }
-        self.pairs.end_round(&self.guests);
+        let Self { pairs, guests, stalls, log, .. } = self;
+        pairs.end_round(guests, &mut Charger { stalls, log });
         worked
     }
 
@@ -212,6 +207,30 @@ impl Carrying {
                 }
             }
         }
+    }
+
+    /// Has streams make their wishes, and asks all guests that are served to wake the carrier.
+    /// Returns `false` if there is work.
+    fn ask_to_wake(&mut self) -> bool {
+        let Self { pairs, guests, stalls, log, .. } = self;
+        pairs.arm(0, guests, &mut Charger { stalls, log });
+        self.notify();
+        if !self.pairs.is_quiet() {
+            return false;
+        }
+        heavy();
+        let Self { guests, stalls, log, .. } = self;
+        let mut charger = Charger { stalls, log };
+        charger.skip();
+        let mut quiet = true;
+        // All guests, so that each is asked.
+        for guest in guests.values_mut() {
+            if !charger.is_left_out(&guest.tenants) {
+                quiet &= guest.sleep();
+                charger.charge(Some(&guest.tenants));
+            }
+        }
+        quiet
     }
 
     /// Interrupts guests that wait for what was done, and wakes the engine's thread for news.
@@ -296,23 +315,18 @@ impl Work for Carrying {
     fn rest(&mut self, _: Instant) -> Rest {
         self.report_gone();
         let answer = self.refuse_overdue();
-        self.pairs.arm(0, &self.guests);
-        self.notify();
-        if !self.pairs.is_quiet() {
-            return Rest::Awake;
-        }
-        heavy();
-        let stalls = &self.stalls;
-        let is_left_out = |guest: &Guest| stalls.until(&guest.tenants).is_some();
-        let sleeps = |guest: &mut Guest| is_left_out(guest) || guest.sleep();
-        // All guests, so that each is asked.
-        if !self.guests.values_mut().fold(true, |quiet, guest| sleeps(guest) & quiet) {
-            return Rest::Awake;
-        }
+        // Peers know when the carrier falls asleep, and could take their memory away then.
+        self.stalls.begin(Instant::now());
+        let trim = self.ask_to_wake().then(|| {
+            let Self { pairs, guests, stalls, log, .. } = &mut *self;
+            pairs.trim(guests, &mut Charger { stalls, log })
+        });
+        self.stalls.end();
+        let Some(trim) = trim else { return Rest::Awake };
         self.naps = !self.programs.is_empty() && !is_told_surely();
         let served = self.stalls.due().map(|at| at.saturating_duration_since(Instant::now()));
         // Until the next stream's memory or the oldest request is due, or a tenant is served again.
-        let due = [self.pairs.trim(&self.guests), answer, served].into_iter().flatten().min();
+        let due = [trim, answer, served].into_iter().flatten().min();
         let longest = if self.naps { Some(NAP) } else { due };
         Rest::Asleep(longest.map(|longest| Instant::now() + longest))
     }

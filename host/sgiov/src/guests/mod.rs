@@ -23,6 +23,7 @@
 mod book;
 mod carrying;
 mod channels;
+mod charger;
 mod claims;
 mod guest;
 mod lifecycle;

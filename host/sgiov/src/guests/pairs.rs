@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use slipway_ring::cross::heavy;
 
+use super::charger::Charger;
 use super::guest::GuestTable;
 use super::pair::{Pair, PairEnd, TurnReport};
 use crate::slab::Slab;
@@ -134,17 +135,17 @@ impl Pairs {
     }
 
     /// Ends a round: arms the pairs that had no work for long enough.
-    pub fn end_round(&mut self, guests: &GuestTable) {
+    pub fn end_round(&mut self, guests: &GuestTable, charger: &mut Charger<'_>) {
         let is_idle =
             |number: &u32| self.all.get(*number).is_some_and(|pair| pair.activity.idle > PATIENCE);
         if self.hot.iter().any(is_idle) {
-            self.arm(PATIENCE, guests);
+            self.arm(PATIENCE, guests, charger);
         }
     }
 
     /// Arms the pairs that had no work in `turns` turns. They get no more turns until
     /// [`Pairs::stir`].
-    pub fn arm(&mut self, turns: u8, guests: &GuestTable) {
+    pub fn arm(&mut self, turns: u8, guests: &GuestTable, charger: &mut Charger<'_>) {
         // The number of a pair that has ended may have been reused.
         self.hot.sort_unstable();
         self.hot.dedup();
@@ -154,32 +155,33 @@ impl Pairs {
             });
         let mut wished = Vec::with_capacity(idle.len());
         for number in idle {
-            let pair = self.all.get_mut(number);
-            if pair.is_some_and(|pair| pair.wish(guests)) {
-                wished.push(number);
-            } else {
-                hot.push(number);
-            }
+            let Some(pair) = self.all.get_mut(number) else { continue };
+            let to = if pair.wish(guests) { &mut wished } else { &mut hot };
+            to.push(number);
+            charger.charge(pair.tenants());
         }
         self.hot = hot;
-        self.settle(wished, guests);
+        self.settle(wished, guests, charger);
         // Also done if the carrier never sleeps, or the queue would grow.
-        self.trim(guests);
+        self.trim(guests, charger);
     }
 
     /// Looks again at pairs whose wishes were just made. Those that have work after all stay hot;
     /// the others are armed, and rest if they have memory.
-    fn settle(&mut self, wished: Vec<u32>, guests: &GuestTable) {
+    fn settle(&mut self, wished: Vec<u32>, guests: &GuestTable, charger: &mut Charger<'_>) {
         if !wished.is_empty() {
             // The sleeper's barrier, once for all pairs: a program that publishes from here on sees
             // the wish, and what was published before is found by the look below.
             heavy();
+            charger.skip();
         }
         let now = Instant::now();
         for number in wished {
             let Some(pair) = self.all.get_mut(number) else { continue };
             pair.activity.idle = 0;
-            if pair.settle(guests) {
+            let has_work = pair.settle(guests);
+            charger.charge(pair.tenants());
+            if has_work {
                 self.hot.push(number);
                 continue;
             }
@@ -205,7 +207,7 @@ impl Pairs {
 
     /// Releases memory of pairs that have been idle for long enough. Returns the time until the
     /// next look. Returns `None` if no pair rests.
-    pub fn trim(&mut self, guests: &GuestTable) -> Option<Duration> {
+    pub fn trim(&mut self, guests: &GuestTable, charger: &mut Charger<'_>) -> Option<Duration> {
         let now = Instant::now();
         while let Some((queued, number)) = self.resting.front().copied() {
             let rested = now.saturating_duration_since(queued);
@@ -226,6 +228,7 @@ impl Pairs {
             pair.activity.resting = None;
             if !pair.activity.hot {
                 pair.trim(guests);
+                charger.charge(pair.tenants());
             }
         }
         None

@@ -294,9 +294,15 @@ pub(crate) async fn describe(
         volumes,
         files: Vec::new(),
         paused_ns: u64::try_from(paused.as_nanos()).unwrap_or(u64::MAX),
-        plugged_bytes: record.memory_bytes.saturating_sub(record.ram_bytes()),
+        plugged_bytes: plugged(record),
     };
     Ok((shape, snapshot))
+}
+
+/// Returns the bytes that a guest may have plugged beside the memory that it began with. They are
+/// more than it has if its VMM did not tell how far the guest has followed.
+fn plugged(record: &Record) -> u64 {
+    record.memory.granted_bytes.saturating_sub(record.ram_bytes()).min(record.memory.room())
 }
 
 /// Writes the machine's state, and gives the snapshot its description and its name.
@@ -361,6 +367,8 @@ mod tests {
         assert!(why(|record| record.shares = vec![Share::default()]).contains("directories"));
         let grows = Record { memory: MemoryBounds::new(1, 2), ..record() };
         assert_eq!(cannot_save(&grows), None, "with room for more memory");
+        let granted = Record { memory: grows.memory.with_plugged(1), ..grows.clone() };
+        assert_eq!([&record(), &grows, &granted].map(plugged), [0, 0, 1]);
         assert!(why(|record| record.shared_root = Some((1, 2))).contains("shared pages"));
         let mut hardware = record();
         hardware.plugged.own = Some(OwnFunction { pool: "vfs".into(), addresses: Vec::new() });

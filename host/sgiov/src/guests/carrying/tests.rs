@@ -283,6 +283,32 @@ fn a_tenant_whose_memory_made_the_carrier_sleep_stands_still_and_others_do_not()
     assert!(sleeps() > before);
 }
 
+/// A program sees that the carrier asks it for a signal, and takes its arena's pages away then.
+#[test]
+fn a_tenant_pays_for_sleeps_while_the_carrier_falls_asleep() {
+    let mut rig = Rig::new();
+    let [slow, other] = [(); 2].map(|()| Arena::new(Regions::shape(1)).unwrap());
+    let pause = Duration::from_millis(100);
+    let Ok(sleeps) = slipway_peer::testing::slow(slow.words(), pause) else {
+        eprintln!("skipped: it needs userfaultfd(2)");
+        return;
+    };
+    let sleeps = || sleeps.load(Ordering::Relaxed);
+    let take_away = || {
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(slow.file().unwrap(), mode, 0, slow.shape().bytes() as u64).unwrap();
+    };
+    rig.join("slow", [&slow, &other]);
+    // The first sleep is nobody's.
+    take_away();
+    rig.turn();
+    assert!(sleeps() > 0 && rig.carrying.stalls.due().is_none());
+    take_away();
+    let before = sleeps();
+    assert!(matches!(rig.carrying.rest(Instant::now()), Rest::Asleep(_)));
+    assert!(sleeps() > before && rig.carrying.stalls.due().is_some());
+}
+
 /// A program makes its signals invalid and ends. The links' carrier finds that when the number of
 /// its family is another tenant's already.
 #[test]
