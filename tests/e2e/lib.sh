@@ -149,6 +149,8 @@ vmms() {
     done
 }
 
+# Whether a control group has a process, or is removed.
+in_use_or_gone() { read -r pid <"$1/cgroup.procs" || [ ! -d "$1" ]; }
 # Control groups of sandboxes, but those with a process in them that is no VMM of this node's, those of another
 # node's pool, whose names begin with its data directory's number, and those that a daemon has ready while it runs.
 groups_left() {
@@ -166,10 +168,7 @@ groups_left() {
             yes:pool-*) ;;
             :"$own"* | *:"$SLIPWAY_RUN_DIR"/*) printf '%s\n' "$group" ;;
             # A group that is in no pool does not say whose it is. One of another node has no process while it is made or removed.
-            :* | yes:*)
-                sleep 0.5
-                { read -r pid <"$group/cgroup.procs"; } 2>/dev/null || [ ! -d "$group" ] || printf '%s\n' "$group"
-                ;;
+            :* | yes:*) wait_until 12 in_use_or_gone "$group" || printf '%s\n' "$group" ;;
         esac
     done
 }
