@@ -17,7 +17,7 @@ start_keeper
 start_daemon
 (c events >"$work/events" 2>&1) & listener=$!
 # Each label that is set is an event.
-listens() { c image label "$image" listens=yes >/dev/null && test -s "$work/events"; }
+listens() { c image label "$image" listens=yes >/dev/null && grep -q " /images/" "$work/events"; }
 wait_until 60 listens || fail "no events: $(cat "$work/events") $(explain)"
 refuses "host's network cannot" --net-host "$image" host true
 refuses "the host's /srv cannot be mounted at /data" --mount type=bind,src=/srv,dst=/data,options=rbind:rshared "$image" bound true
