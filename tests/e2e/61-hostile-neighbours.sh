@@ -136,7 +136,6 @@ within() {
 }
 # The names of the daemon's mappings, the most frequent first.
 mapped() { awk '{ count[$6 == "" ? "none" : $6]++ } END { for (name in count) print count[name], name }' "/proc/$daemon/maps" | sort -rn | head -n 8; }
-wait_until 60 within 8 || mapped
-within 8 || fail "held afterwards: descriptors and mappings of daemon and engine $before became $(held); shared memory $memory MiB became $(shared_memory); groups $groups became $(groups_left | wc -l)"
+wait_until 60 within 8 || fail "$(mapped) held afterwards: descriptors and mappings of daemon and engine $before became $(held); shared memory $memory MiB became $(shared_memory); groups $groups became $(groups_left | wc -l)"
 ok "nothing is held: descriptors and mappings of daemon and engine were $before, are $(held)"
 "$slipway" rm -f good >/dev/null || fail "rm"

@@ -35,7 +35,8 @@ inside() { tr '\n' ' ' <"${roots[0]}$1/cgroup.procs"; }
 
 start_daemon
 wait_until 60 count ready "$size" || fail "the pool has $(ready | wc -l) groups"
-alike || fail "hierarchies differ"
+# A group is made in one hierarchy after the other.
+wait_until 20 alike || fail "hierarchies differ"
 ok "the daemon makes $size groups below its setting's parent"
 
 "$slipway" run -d --name one --cpus 1 --memory 128M "$image" -- sleep 100000 >/dev/null || fail "run: $(explain)"
@@ -59,7 +60,7 @@ ok "a sandbox has a group of the pool, $one, with its limits; the pool is full a
 
 "$slipway" run --rm --cpus 1 --memory 128M "$image" -- true || fail "run: $(explain)"
 wait_until 60 count groups $((size + 1)) || fail "after a run there are $(groups | wc -l) groups"
-alike || fail "hierarchies differ"
+wait_until 20 alike || fail "hierarchies differ"
 ok "a sandbox that ended leaves no further group"
 
 # Five at once, more than are ready: the others' groups are made when they start.

@@ -32,7 +32,15 @@ while True:
     os.rename("/said.new", "/said")
     time.sleep(0.2)
 '
-uses='x = b"\x5a" * (256 << 20); import time; time.sleep(8)'
+# Uses 256 MiB until the file /used is there.
+uses='
+import os, time
+x = b"\x5a" * (256 << 20)
+while not os.path.exists("/used"): time.sleep(0.1)
+os.remove("/used")
+'
+# ends_use NAME: has the program of NAME that uses memory end.
+ends_use() { timeout 60 "$slipway" exec "$1" touch /used || fail "exec in $1: $(explain)"; }
 
 # held NAME: MiB of the file of the guest's memory that have pages.
 held() {
@@ -75,6 +83,7 @@ for round in 1 2 3; do
     is_full() { [ "$(held web)" -ge $((before + 150)) ]; }
     wait_until 60 is_full || fail "round $round: the program did not use its memory: $(held web) MiB, $before before"
     full=$(held web)
+    ends_use web
     wait "$program" || fail "round $round: the program: $(explain)"
     is_back() { [ "$(held web)" -le $((before + 60)) ]; }
     wait_until 60 is_back || fail "round $round: $(held web) MiB of $full are held, $before before"
@@ -109,6 +118,7 @@ gives_back() {
     is_full() { [ "$(held "$name")" -ge $((before + 100)) ]; }
     wait_until 60 is_full || fail "$name: the program did not use its memory: $(held "$name") MiB, $before before"
     full=$(held "$name")
+    ends_use "$name"
     wait "$program" || fail "$name: the program: $(explain)"
     is_back() { [ "$(held "$name")" -le $((before + 50)) ]; }
     wait_until 60 is_back || fail "$name: $(held "$name") MiB of $full are held, $before before"

@@ -16,6 +16,9 @@ refuses 'no Slipway daemon serves at' "$image" none true
 start_keeper
 start_daemon
 (c events >"$work/events" 2>&1) & listener=$!
+# Each label that is set is an event.
+listens() { c image label "$image" listens=yes >/dev/null && grep -q " /images/" "$work/events"; }
+wait_until 60 listens || fail "no events: $(cat "$work/events") $(explain)"
 refuses "host's network cannot" --net-host "$image" host true
 refuses "the host's /srv cannot be mounted at /data" --mount type=bind,src=/srv,dst=/data,options=rbind:rshared "$image" bound true
 refuses "own is there" --mount type=bind,src=/srv,dst=/proc/data,options=rbind "$image" bound true
@@ -266,8 +269,10 @@ for _ in 1 2 3; do kill -9 $(shims) 2>/dev/null; sleep 0.4; done
 wait "$client"; status=$?
 [ "$status" = 6 ] && cmp <(for _ in 1 2 3 4; do seq 1 100000; done) "$work/flood" || fail "status $status: $(tail -n 3 "$work/flood") $(explain)"
 ok "2.4 MB of output while the shim was killed: byte by byte, and status 6"
+# The shim of the container before ends a moment after that.
+wait_until 60 no_shims || fail "shims: $(shims) $(holders)"
 run -d "$image" lasting sleep 1000 >/dev/null || fail "lasting: $(explain)"
-kill -9 "$(shims)"
+kill -9 "$(shims)" || fail "no single shim: $(shims)"
 c task kill -s SIGKILL lasting || fail "kill after kill -9 of the shim: $(explain)"
 wait_until 60 stopped lasting || fail "after kill -9 of the shim and SIGKILL: $(c task ls) $(explain)"
 c task delete lasting >"$work/out" 2>&1
@@ -439,8 +444,10 @@ if [ "${SLIPWAY_VMM:-}" = native ]; then
     ok "a container goes on after its checkpoint, and another one begins with that"
 fi
 
+wait_until 60 no_shims || fail "shims: $(shims) $(holders)"
 run -d "$image" orphan sleep 1000 >/dev/null || fail "orphan: $(explain)"
-wait_until 60 one_shim || fail "shims: $(shims)"
+one_of_each() { one_shim && [ "$(holders | wc -l)" = 1 ]; }
+wait_until 60 one_of_each || fail "shims: $(shims) $(holders)"
 pid=$(shims) holder=$(holders)
 score=$(cat "/proc/$containerd/oom_score_adj"); [ "$score" -lt 1000 ] && score=$((score + 1))
 for process in "$pid" "$holder"; do

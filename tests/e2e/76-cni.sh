@@ -117,8 +117,8 @@ refuses 51 'no Slipway daemon serves' STATUS a
 does DEL c; does DEL c
 [ -e "$files/blue,$mine-c,eth0.gone" ] || fail "no note: $(ls "$files")"
 start_daemon
-wait_until 20 sh -c "! ip netns exec $mine-c ip link show eth0" >/dev/null 2>&1 || fail "c has its interface: $(explain)"
-[ "$(ls "$files" | wc -l):$(members)" = 2:2 ] || fail "after the restart: $(ls "$files") $(explain)"
+without_c() { ! there c ip link show eth0 && [ "$(ls "$files" | wc -l):$(members)" = 2:2 ]; }
+wait_until 20 without_c >/dev/null || fail "after the restart: $(there c ip link) $(ls "$files") $(explain)"
 cmp <(shape a) "$work/before" || fail "a's interface has changed: $(shape a)"
 reach
 does CHECK a; does CHECK b

@@ -91,7 +91,9 @@ does install
 did=$(systemctl_did)
 [ "$did" = 'daemon-reload enable --quiet slipway.service restart slipway.service' ] || fail "after a broken installation systemctl was called: $did"
 on sh -c 'sleep 3000 & echo $! >/run/slipway-node.lock; wait' 2>/dev/null &
-wait_until 10 on test -s /run/slipway-node.lock
+# The shell that becomes it has the name of the lock in its arguments.
+sleeps() { on sh -c 'grep -q ^sleep "/proc/$(cat /run/slipway-node.lock)/cmdline"'; }
+wait_until 10 sleeps || fail "no other process is named in the lock"
 does install
 on sh -c 'echo $$ >/run/slipway-node.lock; sleep 3000; :' slipway-node 2>/dev/null &
 holds() { on sh -c 'grep -q slipway-node "/proc/$(cat /run/slipway-node.lock)/cmdline"'; }
@@ -110,8 +112,7 @@ rm "$node$two/usr/local/share/man/man1/slipway-run.1"
 echo new >"$node$two/usr/local/share/man/man1/slipway-new.1"
 (cd "$node$two/var/lib/slipway" && mv node/kernel-* node/kernel-two && echo two >node/kernel-two/release && ln -sfn node/kernel-two kernel)
 on sh -c 'slipway keeper --run-dir /run/slipway >/dev/null 2>&1 & echo $! >/run/keeper.pid'
-cp "$(command -v sleep)" "$node/tmp/containerd-shim-slipway-v2"
-on sh -c '/tmp/containerd-shim-slipway-v2 100000 >/dev/null 2>&1 & echo $! >/run/shim.pid'
+start_shim
 wait_until 10 on test -S /run/slipway/keeper.sock || fail "no keeper"
 keeper_pid=$(on cat /run/keeper.pid)
 files=$two

@@ -74,8 +74,7 @@ if [ -n "$newer" ]; then
         fail "for the snapshotter systemctl was called: $did"
     grep -qx 'Environment=SLIPWAY_POD_ANNOTATIONS=dev.slipway.mem\*' "$node/etc/systemd/system/containerd.service.d/slipway-node.conf" ||
         fail "containerd's environment has no annotations"
-    cp "$(command -v sleep)" "$node/tmp/containerd-shim-slipway-v2"
-    on sh -c '/tmp/containerd-shim-slipway-v2 100000 >/dev/null 2>&1 & echo $! >/run/shim.pid'
+    start_shim
     options=()
     refuses 'before SLIPWAY_SNAPSHOTTER is taken back' install
     on kill "$(on cat /run/shim.pid)"

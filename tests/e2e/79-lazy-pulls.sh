@@ -44,7 +44,8 @@ print(*(name + (":lazy" if one["lazy"] else ":whole") for one in json.load(sys.s
 is_whole() { [[ $(of_registry "$1") == *:whole ]]; }
 sum() { sha256sum <"$1" | cut -d ' ' -f 1; }
 
-rate() { echo "$1" >"$work/rate"; }
+# rate BYTES [MOST]: so many bytes a second, and none after as many in all.
+rate() { echo "$@" >"$work/rate.new" && mv "$work/rate.new" "$work/rate"; }
 rate $((8 << 20))
 "$slipway" image pull --lazy "$from/test/lazy:1" >"$work/out" 2>"$work/err" || fail "image pull --lazy: $(cat "$work/err")"
 [[ $(of_registry test/lazy) == *:lazy ]] || fail "after image pull --lazy: $(of_registry '')"
@@ -65,11 +66,11 @@ out=$("$slipway" run --rm --pull never "$from/test/lazy:1" -- sha256sum /data/ne
 ok "the image is an ordinary one then, and its other file is right too"
 
 fetchers() { pgrep -f -- "fetch .*--run-dir $SLIPWAY_RUN_DIR( |$)" | while read -r pid; do runs "$pid" && echo "$pid"; done; }
-rate $((512 << 10))
+# It does not come to its end before it is killed: nothing comes after a part.
 before=$(sent)
+rate $((512 << 10)) $((before + (3 << 20)))
 "$slipway" run --rm --lazy "$from/test/big:1" -- sha256sum /data/big >"$work/out" 2>"$work/err" & run=$!
-# Slower from then on, so that it does not come to its end before it is killed.
-under_way() { [ "$(sent)" -gt $((before + (3 << 20))) ] && rate $((64 << 10)) && [ -n "$(fetchers)" ]; }
+under_way() { [ "$(sent)" -ge $((before + (3 << 20))) ] && [ -n "$(fetchers)" ]; }
 wait_until 120 under_way || fail "nothing is fetched: $(cat "$work/err") $(explain)"
 for pid in $(fetchers); do kill -9 "$pid"; done
 rate ''

@@ -141,6 +141,13 @@ starts_containerd() {
     on rm -f /run/systemctl.log
 }
 
+# start_shim: a process with the name of a shim runs on the node; its id there is in /run/shim.pid.
+start_shim() {
+    cp "$(command -v sleep)" "$node/tmp/containerd-shim-slipway-v2"
+    on sh -c '/tmp/containerd-shim-slipway-v2 100000 >/dev/null 2>&1 & echo $! >/run/shim.pid'
+    wait_until 10 on sh -c '[ "$(readlink "/proc/$(cat /run/shim.pid)/exe")" = /tmp/containerd-shim-slipway-v2 ]' || fail "no shim on the node"
+}
+
 # light_files: few files, so that a test is short.
 light_files() {
     local light=$node/tmp/light

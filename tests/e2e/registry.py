@@ -4,8 +4,8 @@
 usage: registry.py DIRECTORY [RATE_FILE [DELAY]]
 
   DIRECTORY   blobs/DIGEST, and manifests/NAME/TAG or manifests/NAME/DIGEST (estargz.py)
-  RATE_FILE   a file with the bytes a second that all answers with blobs have together, which may change;
-              missing or empty: as fast as it goes
+  RATE_FILE   a file with the bytes a second that all answers with blobs have together, and after how many bytes in all
+              no more are sent, both of which may change; missing or empty: as fast as it goes, without an end
   DELAY       the milliseconds after which a request is answered; 0
 
 GET /sent answers with the bytes of blobs that were sent until then.
@@ -29,11 +29,18 @@ class Sent:
     def __init__(self, rate):
         self.rate, self.total, self.free_at, self.lock = rate, 0, 0.0, threading.Lock()
 
-    def add(self, count):
+    def limits(self):
         try:
-            rate = float(self.rate.read_text())
+            rate, *most = map(float, self.rate.read_text().split())
         except (OSError, ValueError, AttributeError):
-            rate = 0
+            return 0, 0
+        return rate, most[0] if most else 0
+
+    def add(self, count):
+        rate, most = self.limits()
+        while most and self.total >= most:
+            time.sleep(0.01)
+            rate, most = self.limits()
         with self.lock:
             self.total += count
             now = time.monotonic()
