@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
+use vm_superio::serial::SerialState;
 
 use super::Board;
 use crate::lock::lock;
@@ -18,7 +19,8 @@ use crate::{Error, Result};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BoardState {
-    serial: SerialRegisters,
+    #[serde(with = "SerialRegisters")]
+    serial: SerialState,
     power: Power,
     functions: Bank,
     cpus: Bank,

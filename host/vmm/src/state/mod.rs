@@ -47,7 +47,7 @@ pub use functions::{FunctionState, LocalState, OwnRegisters, OwnState, RemoteSta
 pub use shown::Shown;
 
 /// The version of the format. A state of another version is refused.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 const MAGIC: [u8; 8] = *b"SLIPWAYM";
 /// Bytes before the content.
 const HEADER: usize = 56;
