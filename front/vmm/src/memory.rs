@@ -60,7 +60,7 @@ impl HotMemory {
             return Err("the saved state: devices of hot-plug memory that cannot be".into());
         }
         for (device, saved) in self.0.iter_mut().zip(saved) {
-            device.local.restore(machine.chassis().pci(), saved)?;
+            device.local.restore(&machine.chassis().pci, saved)?;
             device.told = device.plugged();
         }
         Ok(())

@@ -101,7 +101,7 @@ impl Ports {
     /// # Errors
     /// The reason in one line.
     pub fn restore(&self, machine: &Machine, saved: &OwnState) -> Result<(), String> {
-        let bus = machine.chassis().pci();
+        let bus = &machine.chassis().pci;
         own::restore_console(&self.console, bus, &saved.console)?;
         self.rng.restore(bus, &saved.rng)?;
         let (pmem, balloon) = (self.pmem.iter(), self.balloon.iter());

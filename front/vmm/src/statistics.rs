@@ -16,7 +16,7 @@ pub fn collect(running: &Running, plugged: u64) -> Value {
     let times: Vec<u64> = times.collect();
     let (minor, major) = faults();
     let faults = json!({ "minor": minor, "major": major });
-    let ram = running.chassis.ram();
+    let ram = &running.chassis.ram;
     let memory = json!({
         "bytes": ram.bytes(),
         "plugged": plugged,

@@ -69,7 +69,7 @@ impl Attached {
     /// [`Error::Function`], [`Error::Config`].
     pub fn new(machine: &Machine, number: u8, index: usize, socket: OwnedFd) -> Result<Self> {
         let attached = Self::connect(machine.chassis(), number, index, socket)?;
-        machine.chassis().pci().add(Arc::clone(&attached.slot))?;
+        machine.chassis().pci.add(Arc::clone(&attached.slot))?;
         Ok(attached)
     }
 
@@ -80,14 +80,14 @@ impl Attached {
     /// [`Error::Function`], [`Error::Config`].
     pub fn plug(chassis: &Chassis, number: u8, index: usize, socket: OwnedFd) -> Result<Self> {
         let attached = Self::connect(chassis, number, index, socket)?;
-        chassis.pci().plug(Arc::clone(&attached.slot))?;
+        chassis.pci.plug(Arc::clone(&attached.slot))?;
         Ok(attached)
     }
 
     /// Ends what is left of a function that was taken off the bus. Waits for the server, so call it
     /// on a thread of its own.
     pub fn close(&self, chassis: &Chassis) {
-        chassis.pci().close(&self.slot);
+        chassis.pci.close(&self.slot);
         self.remote.interrupts.set_inta(self.remote.number, false);
     }
 
@@ -96,7 +96,7 @@ impl Attached {
         let function = RemoteFunction::new(socket, FUNCTION_PATIENCE);
         let function = function.map_err(|error| failed(&error))?;
         let function = Arc::new(function);
-        let ram = machine.ram();
+        let ram = &machine.ram;
         // The server notes nothing of what it writes, and may be gone when that is asked for.
         ram.end_own_log();
         for part in ram.parts() {
@@ -122,14 +122,14 @@ impl Attached {
         let remote = Arc::new(SocketFunction {
             number,
             config,
-            interrupts: Arc::clone(machine.interrupts()),
+            interrupts: Arc::clone(&machine.interrupts),
             has_pin: pin.is_some(),
             function: Arc::clone(&function),
         });
         let vectors = VectorSource::Eventfds(Box::new(move |vector| wire(&function, vector)));
         let shape = Shape { bars, vectors, notifications: notifications(&remote.function) };
         let backend: Box<dyn Backend> = Box::new(Arc::clone(&remote));
-        let slot = Slot::new(number, backend, shape, machine.vm(), machine.interrupts());
+        let slot = Slot::new(number, backend, shape, &machine.vm, &machine.interrupts);
         Ok(Self { remote, slot, pin, stopped: AtomicBool::new(false) })
     }
 

@@ -87,7 +87,7 @@ impl Attached {
     ) -> Result<Self> {
         let attached = Self::plug(machine.chassis(), number, index, socket)?;
         attached.remote.config.restore_own(&saved.registers);
-        machine.chassis().pci().restore(&attached.slot, &saved.slot)?;
+        machine.chassis().pci.restore(&attached.slot, &saved.slot)?;
         Ok(attached)
     }
 

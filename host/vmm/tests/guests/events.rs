@@ -157,7 +157,7 @@ fn a_plugged_function_answers_where_the_guest_puts_it_until_it_is_ejected() {
         assert_eq!(ejected(board), 1 << 4);
         function.close(chassis);
         drop(function);
-        let routes = chassis.interrupts().routes();
+        let routes = chassis.interrupts.routes();
         let gsi = routes.reserve().unwrap();
         assert_eq!(gsi, PINS as u32, "the vector's interrupt was not given back");
         routes.release(gsi);

@@ -79,7 +79,7 @@ impl Plugging {
     fn start() -> Self {
         let (machine, console) = hot_memory(touches_both_blocks(), vec![REGION]);
         let device = Arc::new(own::memory(machine.chassis()).unwrap().pop().unwrap());
-        let memory = machine.chassis().ram().memory();
+        let memory = machine.chassis().ram.memory();
         // The guest's polls of this byte make no page later.
         memory.write(0xc000, &[0]).unwrap();
         let arena = Arena::new(memory, 32 << 20, 1 << 20);
@@ -95,7 +95,7 @@ impl Plugging {
 
     /// Lets the guest go on.
     fn go_on(&self) {
-        self.guest.running.chassis.ram().memory().write(0xc000, &[1]).unwrap();
+        self.guest.running.chassis.ram.memory().write(0xc000, &[1]).unwrap();
     }
 }
 
@@ -108,7 +108,7 @@ fn a_guest_uses_what_is_plugged_and_loses_what_is_not() {
     assert_eq!(machine.guest.read(2), b"\0b");
     let chassis = machine.guest.running.chassis.clone();
     let mut byte = [0];
-    chassis.ram().memory().read(START, &mut byte).unwrap();
+    chassis.ram.memory().read(START, &mut byte).unwrap();
     assert_eq!(&byte, b"a", "devices see it");
     let before = chassis.touched();
     let unplug = request_of(request::UNPLUG, START + MIN_BLOCK, 1);

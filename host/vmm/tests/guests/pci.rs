@@ -214,7 +214,7 @@ fn a_guest_reads_configuration_space_without_leaving() {
         return;
     }
     let (machine, console, _devices) = whole_machine(enumerates());
-    let shows = machine.chassis().vm().check_extension(Cap::ReadonlyMem);
+    let shows = machine.chassis().vm.check_extension(Cap::ReadonlyMem);
     let mut guest = run(machine, console);
     assert_eq!(guest.read(3), [0xf4, 0xff, 0xff]);
     assert_eq!(guest.end(), End::PowerOff);
@@ -254,7 +254,7 @@ fn what_a_window_shows_is_read_when_it_is_read() {
         at = u64::from(bus.config(1, at) >> 8 & 0xfc);
     }
     let address = (ECAM.start + (1 << 15) + at) as u32;
-    bus.0.chassis().ram().memory().write(0x9000, &address.to_le_bytes()).unwrap();
+    bus.0.chassis().ram.memory().write(0x9000, &address.to_le_bytes()).unwrap();
     let mut guest = run(bus.0, console);
     // A console of two ports has six queues (Virtio 1.3, 5.3.2).
     assert_eq!(guest.read(1), [6]);
