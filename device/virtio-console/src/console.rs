@@ -101,7 +101,7 @@ impl Console {
     }
 
     fn is_multiport(&self) -> bool {
-        let features = self.local.transport.registers.driver_features;
+        let features = self.local.transport.registers.state.driver_features;
         Features::from_bits_truncate(features).contains(Features::MULTIPORT)
     }
 

@@ -16,8 +16,8 @@ impl Device {
     /// Makes the queues that were enabled, removes those that were reset, and sets the vectors of
     /// all.
     pub(crate) fn equip(&mut self, path: &mut DataPath) -> Result<(), Broken> {
-        for number in 0..self.transport.registers.queues.len() as u16 {
-            let registers = self.transport.registers.queues[usize::from(number)];
+        for number in 0..self.transport.registers.state.queues.len() as u16 {
+            let registers = self.transport.registers.state.queues[usize::from(number)];
             let interrupt = self.transport.interrupt(registers.vector);
             let fresh = |there: bool| registers.enabled && !there;
             match self.role(number) {
@@ -62,7 +62,7 @@ impl Device {
     /// Interrupts for every queue. A predecessor may have published entries without interrupting; a
     /// surplus interrupt does no harm.
     fn interrupt_all(&self) {
-        for queue in self.transport.registers.queues.iter().filter(|queue| queue.enabled) {
+        for queue in self.transport.registers.state.queues.iter().filter(|queue| queue.enabled) {
             if let Some(interrupt) = self.transport.interrupt(queue.vector) {
                 interrupt.signal();
             }
@@ -87,12 +87,12 @@ impl Device {
 
     /// Ends the resets of queues once nobody uses them any more (section 2.6.1).
     pub(crate) fn reset_queues(&mut self) {
-        for number in 0..self.transport.registers.queues.len() as u16 {
-            if !self.transport.registers.queues[usize::from(number)].resetting {
+        for number in 0..self.transport.registers.state.queues.len() as u16 {
+            if !self.transport.registers.state.queues[usize::from(number)].resetting {
                 continue;
             }
             let role = self.role(number);
-            let place = &mut self.transport.registers.queues[usize::from(number)];
+            let place = &mut self.transport.registers.state.queues[usize::from(number)];
             *place = QueueRegisters::new(self.settings.queue_size);
             match (role, self.path.path_mut()) {
                 (Role::Receive(pair), Some(path)) => path.receivers[pair] = None,

@@ -119,7 +119,7 @@ impl Local {
     fn equip(&mut self) -> Result<(), Broken> {
         let resumes = std::mem::take(&mut self.resumes);
         for (number, place) in self.queues.iter_mut().enumerate() {
-            let registers = self.transport.registers.queues[number];
+            let registers = self.transport.registers.state.queues[number];
             if !registers.enabled {
                 continue;
             }
@@ -175,7 +175,7 @@ impl Local {
     fn enabled(&mut self, queue: u16) {
         let registers = &mut self.transport.registers;
         let largest = registers.offer().queue_size;
-        let queue = &mut registers.queues[usize::from(queue)];
+        let queue = &mut registers.state.queues[usize::from(queue)];
         queue.enabled = queue.is_sound(largest);
         if queue.enabled {
             self.changed = true;
@@ -185,7 +185,7 @@ impl Local {
     }
 
     fn reset_device(&mut self) {
-        self.was_reset |= !self.transport.registers.status.is_empty();
+        self.was_reset |= !self.transport.registers.status().is_empty();
         self.transport.reset_device();
         self.queues.iter_mut().for_each(|queue| *queue = None);
         (self.changed, self.resumes) = (false, false);
@@ -212,7 +212,7 @@ impl Local {
     pub fn restore(&mut self, state: TransportState) -> Result<(), StateError> {
         self.reset_device();
         self.transport.restore(state)?;
-        if self.transport.registers.queues.iter().any(|queue| queue.resetting) {
+        if self.transport.registers.state.queues.iter().any(|queue| queue.resetting) {
             return Err(StateError::Inconsistent("a queue in a reset".into()));
         }
         (self.changed, self.resumes, self.was_reset) = (true, true, false);
