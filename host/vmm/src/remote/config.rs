@@ -7,7 +7,9 @@
 
 use std::sync::Mutex;
 
-use slipway_pci_spec::{BARS, CONFIG_SIZE, bar, capability, command, express, msix, register};
+use slipway_pci_spec::{
+    BARS, CONFIG_SIZE, bar, capability, command, dword, express, msix, put, register, word,
+};
 use slipway_vfio_user_client::{FunctionError, RemoteFunction};
 use slipway_vfio_user_spec::region;
 use slipway_virtio_spec::pci as virtio;
@@ -291,18 +293,6 @@ fn changing(bytes: &Space, at: usize) -> Option<(usize, usize)> {
         virtio::config_type::PCI => Some((at + 4, end)),
         _ => None,
     }
-}
-
-fn word(bytes: &[u8; CONFIG_SIZE], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn dword(bytes: &[u8; CONFIG_SIZE], at: usize) -> u32 {
-    u32::from(word(bytes, at)) | u32::from(word(bytes, at + 2)) << 16
-}
-
-fn put(bytes: &mut [u8; CONFIG_SIZE], at: usize, value: &[u8]) {
-    bytes[at..at + value.len()].copy_from_slice(value);
 }
 
 #[cfg(test)]
