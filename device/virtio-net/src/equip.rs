@@ -1,9 +1,8 @@
 //! Makes queues from the registers.
 
 use slipway_virtio::Virtqueue;
-use slipway_virtio::queue::{Broken, Queue};
+use slipway_virtio::queue::Broken;
 use slipway_virtio::registers::QueueRegisters;
-use slipway_virtio_spec::RingFeatures;
 
 use crate::Device;
 use crate::control::ControlQueue;
@@ -75,14 +74,8 @@ impl Device {
 
     /// Makes a queue as its registers describe it.
     fn virtqueue(&self, registers: &QueueRegisters) -> Result<Virtqueue, Broken> {
-        let features = self.transport.registers.ring_features();
-        let event_index = features.contains(RingFeatures::EVENT_IDX);
-        let indirect = features.contains(RingFeatures::INDIRECT_DESC);
-        let mut queue = Queue::new(&registers.layout(), event_index, indirect);
-        if self.resumes {
-            queue.resume(&self.memory)?;
-        }
-        Ok(Virtqueue { queue, interrupt: None })
+        let rings = self.transport.registers.ring_features();
+        Virtqueue::new(registers, rings, self.resumes.then_some(&self.memory))
     }
 
     /// Ends the resets of queues once nobody uses them any more (section 2.6.1).

@@ -5,8 +5,8 @@ use slipway_ram::Memory;
 use slipway_virtio_spec::RingFeatures;
 
 use crate::layout::DeviceKind;
-use crate::queue::{Broken, Queue};
-use crate::registers::{Effect, Offer, QueueRegisters};
+use crate::queue::Broken;
+use crate::registers::{Effect, Offer};
 use crate::state::TransportState;
 use crate::{Configured, MAX_VECTORS, Transport, Virtqueue, Written};
 
@@ -126,8 +126,8 @@ impl Local {
             let interrupt = self.transport.interrupt(registers.vector);
             if place.is_none() {
                 let rings = self.transport.registers.ring_features();
-                let queue = make(&registers, rings, resumes.then_some(&self.memory))?;
-                *place = Some(Virtqueue { queue, interrupt: None });
+                let memory = resumes.then_some(&self.memory);
+                *place = Some(Virtqueue::new(&registers, rings, memory)?);
                 interrupt.iter().filter(|_| resumes).for_each(Interrupt::signal);
             }
             if let Some(queue) = place {
@@ -274,19 +274,4 @@ macro_rules! function_on_local {
             self.local.quiesce()
         }
     };
-}
-
-/// Makes a queue that goes on where its used index in memory says, or at 0 without memory.
-fn make(
-    registers: &QueueRegisters,
-    rings: RingFeatures,
-    resumes: Option<&Memory>,
-) -> Result<Queue, Broken> {
-    let event_index = rings.contains(RingFeatures::EVENT_IDX);
-    let indirect = rings.contains(RingFeatures::INDIRECT_DESC);
-    let mut queue = Queue::new(&registers.layout(), event_index, indirect);
-    if let Some(memory) = resumes {
-        queue.resume(memory)?;
-    }
-    Ok(queue)
 }
