@@ -4,13 +4,13 @@ use slipway_pci::{Function, StateError};
 use slipway_virtio::layout::DeviceKind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
-use slipway_virtio::{Local, function_on_local};
+use slipway_virtio::{Local, function_on_local, state};
 use slipway_virtio_spec::console::{CONTROL, Config, Control, DEVICE_TYPE, Features, event, queue};
 use zerocopy::{FromBytes, FromZeros};
 
 use crate::parts::QUEUE_SIZE;
 use crate::port::{Dialogue, Notice, encode};
-use crate::state::{self, PortState};
+use crate::state::{DEVICE, PortState, STATE_VERSION};
 use crate::stream::{CHAINS, Source};
 use crate::{Parts, PartsError, PortSettings};
 
@@ -304,13 +304,14 @@ impl Function for Console {
             dialogue: port.dialogue,
             taken: port.source.taken(),
         });
-        state::save(self.local.transport.save(), ports.collect())
+        let (transport, ports) = (self.local.transport.save(), ports.collect::<Vec<_>>());
+        state::encode(DEVICE, STATE_VERSION, transport, ports)
     }
 
     /// Takes over a saved state. The host's ends keep what the host has set on this device: a
     /// driver that was told otherwise is told so by the next polls.
     fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let (transport, ports) = state::load(state)?;
+        let (transport, ports): (_, Vec<PortState>) = state::decode(DEVICE, STATE_VERSION, state)?;
         let mut pairs = ports.iter().zip(&self.ports);
         let same = ports.len() == self.ports.len();
         if !same || !pairs.all(|(saved, own)| saved.is_of(&own.settings)) {

@@ -26,10 +26,8 @@ mod device;
 pub mod driver;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
-mod state;
 #[cfg(test)]
 mod tests;
 
-pub use device::{Parts, Pmem, VECTORS};
+pub use device::{Parts, Pmem, STATE_VERSION, VECTORS};
 pub use slipway_virtio::layout;
-pub use state::STATE_VERSION;
