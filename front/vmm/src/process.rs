@@ -267,7 +267,7 @@ impl Process {
     }
 
     fn answer(&mut self, id: &Value, outcome: Result<Value, String>) {
-        self.control.iter_mut().for_each(|control| control.answer(id, outcome.clone()));
+        self.tell(&qmp::answer(id, outcome));
     }
 
     fn has_device(&self, name: &str) -> bool {
