@@ -92,30 +92,28 @@ impl Attached {
     }
 
     fn connect(machine: &Chassis, number: u8, index: usize, socket: OwnedFd) -> Result<Self> {
-        let failed = |reason: &dyn ToString| Error::Function { index, reason: reason.to_string() };
-        let function = RemoteFunction::new(socket, FUNCTION_PATIENCE);
-        let function = function.map_err(|error| failed(&error))?;
+        let failed = |error: FunctionError| Error::Function { index, reason: error.to_string() };
+        let function = RemoteFunction::new(socket, FUNCTION_PATIENCE).map_err(failed)?;
         let function = Arc::new(function);
         let ram = &machine.ram;
         // The server notes nothing of what it writes, and may be gone when that is asked for.
         ram.end_own_log();
         for part in ram.parts() {
-            let mapped = function.map(part.start, part.len, ram.file(), part.offset, true);
-            mapped.map_err(|error| failed(&error))?;
+            function.map(part.start, part.len, ram.file(), part.offset, true).map_err(failed)?;
         }
         for region in ram.hot_memory() {
-            region.show_to(&function, ram.file()).map_err(|error| failed(&error))?;
+            region.show_to(&function, ram.file()).map_err(failed)?;
         }
         if let Some(shared) = ram.shared() {
             let part = shared.part();
             let mapped = function.map(part.start, part.len, shared.file(), part.offset, false);
-            mapped.map_err(|error| failed(&error))?;
+            mapped.map_err(failed)?;
         }
-        let config = Config::read(&function).map_err(|error| failed(&error))?;
+        let config = Config::read(&function).map_err(failed)?;
         let mut pin = None;
         if config.has_pin() && function.pin().count > 0 {
             let eventfd = eventfd::new()?;
-            function.route_pin(Some(eventfd.as_fd())).map_err(|error| failed(&error))?;
+            function.route_pin(Some(eventfd.as_fd())).map_err(failed)?;
             pin = Some(eventfd);
         }
         let bars = config.bars();
