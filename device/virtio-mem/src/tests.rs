@@ -181,7 +181,7 @@ fn the_configuration_says_where_the_region_is_and_how_much_is_plugged() {
     assert_eq!((found.addr.get(), found.region_size.get()), (5 << 30, BLOCKS * BLOCK));
     assert_eq!(found.usable_region_size, found.region_size);
     assert_eq!((found.plugged_size.get(), found.requested_size.get()), (2 * BLOCK, 3 * BLOCK));
-    driver.registers.function.write(0, crate::layout::DEVICE.start, &[0xff; 8]);
+    driver.registers.function.write(0, slipway_virtio::layout::DEVICE.start, &[0xff; 8]);
     assert_eq!(config(&mut driver), found, "read-only");
 }
 
