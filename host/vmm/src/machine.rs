@@ -102,9 +102,12 @@ impl Chassis {
 
 /// A machine whose CPUs have not run yet.
 pub struct Machine {
-    chassis: Chassis,
-    board: Arc<Board>,
-    output: Arc<Output>,
+    /// The parts that functions are attached to.
+    pub chassis: Chassis,
+    /// The board.
+    pub board: Arc<Board>,
+    /// The destination of what the guest prints.
+    pub output: Arc<Output>,
     memory_slots: MemorySlots,
     cpus: Vec<Cpu>,
     /// The CPUs that are there from the start, a bit each.
@@ -173,21 +176,6 @@ impl Machine {
             Origin::Saved(saved) => machine.take_over(&saved.machine, &generation)?,
         }
         Ok(machine)
-    }
-
-    /// Returns the parts that functions are attached to.
-    pub fn chassis(&self) -> &Chassis {
-        &self.chassis
-    }
-
-    /// Returns the destination of what the guest prints.
-    pub fn output(&self) -> &Arc<Output> {
-        &self.output
-    }
-
-    /// Returns the board.
-    pub fn board(&self) -> &Arc<Board> {
-        &self.board
     }
 
     /// Returns the memory that the guest will touch soon, if that is known: the guest is Linux,

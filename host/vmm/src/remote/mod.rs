@@ -68,8 +68,8 @@ impl Attached {
     /// # Errors
     /// [`Error::Function`], [`Error::Config`].
     pub fn new(machine: &Machine, number: u8, index: usize, socket: OwnedFd) -> Result<Self> {
-        let attached = Self::connect(machine.chassis(), number, index, socket)?;
-        machine.chassis().pci.add(Arc::clone(&attached.slot))?;
+        let attached = Self::connect(&machine.chassis, number, index, socket)?;
+        machine.chassis.pci.add(Arc::clone(&attached.slot))?;
         Ok(attached)
     }
 

@@ -81,7 +81,7 @@ fn an_event_before_the_guest_listens_is_not_lost() {
         return;
     }
     let (machine, console) = machine(events(), 1);
-    machine.board().press_power_button();
+    machine.board.press_power_button();
     let running = machine.start(|| ()).unwrap();
     running.cpus.resume();
     let mut guest = crate::common::Guest { running, console };
@@ -135,8 +135,8 @@ fn a_plugged_function_answers_where_the_guest_puts_it_until_it_is_ejected() {
     let reactor = Reactor::spawn(Settings::default()).unwrap();
     let control = crate::ramdisk::serve(socket.to_str().unwrap(), &reactor).unwrap();
     let (machine, _console) = machine(events(), 1);
-    let _rng = own::rng(machine.chassis()).unwrap();
-    let (board, chassis) = (machine.board(), machine.chassis());
+    let _rng = own::rng(&machine.chassis).unwrap();
+    let (board, chassis) = (&machine.board, &machine.chassis);
     let bus = Accesses(board);
     assert_eq!(board.slots().functions, plug::FIRST_FUNCTION..plug::FIRST_FUNCTION + SLOTS);
     for _ in 0..2 {

@@ -183,10 +183,10 @@ fn run(seed: u32, socket: &std::path::Path) -> u64 {
     code[6..10].copy_from_slice(&ACCESSES.to_le_bytes());
     let (machine, console) = crate::common::machine(&code, 1);
     let stream = UnixStream::connect(socket).unwrap();
-    let console_function = own::console(machine.chassis()).unwrap();
-    let rng = own::rng(machine.chassis()).unwrap();
+    let console_function = own::console(&machine.chassis).unwrap();
+    let rng = own::rng(&machine.chassis).unwrap();
     let mut function = Attached::new(&machine, FIRST_FUNCTION, 0, stream.into()).unwrap();
-    machine.board().function_present(FIRST_FUNCTION);
+    machine.board.function_present(FIRST_FUNCTION);
     let running = machine.start(|| ()).unwrap();
     running.cpus.resume();
     // A guest may stop its only CPU by an interrupt that it sends itself.

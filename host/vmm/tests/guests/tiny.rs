@@ -145,7 +145,7 @@ fn a_paused_guest_does_nothing_until_it_is_resumed() {
         return;
     }
     let (machine, console) = crate::common::machine(counter(), 2);
-    let memory = machine.chassis().ram.memory();
+    let memory = machine.chassis.ram.memory();
     let count = || memory.load_u32(0x9000).unwrap();
     let running = machine.start(|| ()).unwrap();
     let mut guest = crate::common::Guest { running, console };
