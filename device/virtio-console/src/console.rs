@@ -72,11 +72,6 @@ impl Console {
         Ok(Self { local, ports: parts.ports.into_iter().map(Port::new).collect() })
     }
 
-    /// Returns the settings of port `port`. Returns `None` if there is no such port.
-    pub fn port(&self, port: u16) -> Option<&PortSettings> {
-        self.ports.get(usize::from(port)).map(|port| &port.settings)
-    }
-
     /// Opens or closes the host's end of a port. The driver is told by the next polls. While the
     /// end is closed, polls drop the driver's bytes. A reset of the device does not close it.
     pub fn set_host_open(&mut self, port: u16, open: bool) {
