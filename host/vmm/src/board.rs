@@ -58,14 +58,9 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// All kinds, in the order of their declaration, each with its name in statistics.
-    pub const ALL: [(Self, &'static str); 5] = [
-        (Self::PortWrite, "port_write"),
-        (Self::PortRead, "port_read"),
-        (Self::MemoryWrite, "memory_write"),
-        (Self::MemoryRead, "memory_read"),
-        (Self::EndOfInterrupt, "end_of_interrupt"),
-    ];
+    /// The names of all kinds in statistics, in the order of their declaration.
+    pub const NAMES: [&str; 5] =
+        ["port_write", "port_read", "memory_write", "memory_read", "end_of_interrupt"];
 }
 
 /// The parts of a machine that come and go while it runs, by their numbers.
@@ -87,7 +82,7 @@ pub struct Board {
     slots: Slots,
     /// Their registers, by [`Kind`].
     banks: [Mutex<Bank>; 2],
-    exits: [AtomicU64; Exit::ALL.len()],
+    exits: [AtomicU64; Exit::NAMES.len()],
     /// The guest's kernel has reported a panic.
     panicked: AtomicBool,
     end: Mutex<Option<End>>,
@@ -147,8 +142,8 @@ impl Board {
         self.panicked.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of exits of each kind since the start, in the order of [`Exit::ALL`].
-    pub fn exits(&self) -> [u64; Exit::ALL.len()] {
+    /// Returns the number of exits of each kind since the start, in the order of [`Exit::NAMES`].
+    pub fn exits(&self) -> [u64; Exit::NAMES.len()] {
         std::array::from_fn(|kind| self.exits[kind].load(Ordering::Relaxed))
     }
 
