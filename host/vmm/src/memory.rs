@@ -121,7 +121,7 @@ impl GuestRam {
             len: part.len,
             offset: part.offset,
         };
-        let hot = ram.hot.iter().flat_map(|hot| [hot.devices(), hot.guest()]);
+        let hot = ram.hot.iter().flat_map(|hot| [&hot.devices, &hot.guest]);
         let ranges: Vec<Range> = ram.parts.iter().chain(hot).map(range).collect();
         let (connection, token) = hand_over.finish(&ranges).map_err(failed)?;
         Ok(Self { file: token, lease: Some(connection), recycled, ..ram })
@@ -244,8 +244,8 @@ impl GuestRam {
     }
 
     fn slots(&self) -> impl Iterator<Item = &Part> {
-        let shared = self.shared.iter().map(SharedPages::part);
-        let hot = self.hot.iter().map(HotMemory::guest);
+        let shared = self.shared.iter().map(|shared| &shared.part);
+        let hot = self.hot.iter().map(|hot| &hot.guest);
         self.parts.iter().chain(shared).chain(hot)
     }
 
@@ -268,7 +268,7 @@ impl GuestRam {
     /// are. The hole is made by the mapping, since no descriptor of a pool's memory can be written
     /// to. Returns `None` if the bytes are not all in such memory.
     pub(crate) fn discard(&self, start: u64) -> Option<io::Result<()>> {
-        let hot = self.hot.iter().map(HotMemory::devices);
+        let hot = self.hot.iter().map(|hot| &hot.devices);
         let part = self.parts.iter().chain(hot).find(|part| part.holds(start, HUGE))?;
         let (base, len) = part.span.slice((start - part.start) as usize, HUGE as usize).extent();
         // SAFETY: the range is pinned and of whole pages. The guest has given up its bytes, and no

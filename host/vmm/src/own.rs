@@ -104,7 +104,7 @@ pub fn rng(machine: &Chassis) -> Result<Local<Rng>> {
 /// [`crate::Error`].
 pub fn pmem(machine: &Chassis) -> Result<Option<Local<Pmem>>> {
     let Some(shared) = machine.ram.shared() else { return Ok(None) };
-    let (start, bytes) = (shared.part().start, shared.part().len);
+    let (start, bytes) = (shared.part.start, shared.part.len);
     let place = (PMEM_DEVICE, slipway_virtio_pmem::VECTORS);
     let make = |memory, interrupts| {
         Pmem::new(slipway_virtio_pmem::Parts { memory, interrupts, start, bytes })

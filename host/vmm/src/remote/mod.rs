@@ -105,7 +105,7 @@ impl Attached {
             region.show_to(&function, ram.file()).map_err(failed)?;
         }
         if let Some(shared) = ram.shared() {
-            let part = shared.part();
+            let part = &shared.part;
             let mapped = function.map(part.start, part.len, shared.file(), part.offset, false);
             mapped.map_err(failed)?;
         }

@@ -107,7 +107,7 @@ pub struct Saved {
 impl Identity {
     /// Returns the identity of a machine on this host, whose CPUs are `shown`.
     pub fn new(ram: &GuestRam, shown: &Shown, cpus: [u32; 3], functions: Vec<usize>) -> Self {
-        let shared = ram.shared().map(|shared| shared.part());
+        let shared = ram.shared().map(|shared| &shared.part);
         let parts = ram.parts().iter().chain(shared);
         let region = |hot: &HotMemory| {
             let geometry = hot.geometry();
