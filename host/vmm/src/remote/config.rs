@@ -43,7 +43,7 @@ pub struct Config {
     /// The bits of the machine's own registers that the guest may change.
     writable: Space,
     /// Number and size of each BAR.
-    bars: Vec<(u8, u64)>,
+    pub bars: Vec<(u8, u64)>,
     /// The type of each BAR, as at the connection: the lowest bits of its register.
     kinds: [u8; BARS],
     msix: Option<usize>,
@@ -116,11 +116,6 @@ impl Config {
         if let Some(at) = self.msix {
             put(&mut self.writable, at + msix::CONTROL, &MSIX_WRITABLE.to_le_bytes());
         }
-    }
-
-    /// Returns number and size of each BAR.
-    pub fn bars(&self) -> Vec<(u8, u64)> {
-        self.bars.clone()
     }
 
     /// Returns whether the function has an interrupt pin, INTA#.

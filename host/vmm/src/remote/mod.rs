@@ -116,7 +116,7 @@ impl Attached {
             function.route_pin(Some(eventfd.as_fd())).map_err(failed)?;
             pin = Some(eventfd);
         }
-        let bars = config.bars();
+        let bars = config.bars.clone();
         let remote = Arc::new(SocketFunction {
             number,
             config,
