@@ -172,8 +172,7 @@ impl Registers {
 
     /// Returns whether the driver is ready, and the device needs no reset.
     pub fn is_live(&self) -> bool {
-        let bad = Status::DEVICE_NEEDS_RESET;
-        self.has_started() && !self.status().intersects(bad)
+        self.has_started() && !self.status().contains(Status::DEVICE_NEEDS_RESET)
     }
 
     /// Returns whether the driver has been ready since the last reset.
@@ -184,10 +183,6 @@ impl Registers {
     /// Returns the chosen features that no device type owns, of those that are offered.
     pub fn ring_features(&self) -> RingFeatures {
         RingFeatures::from_bits_truncate(self.state.driver_features & self.offer.features)
-    }
-
-    fn selected(&self) -> Option<&QueueRegisters> {
-        self.state.queues.get(usize::from(self.state.queue_select))
     }
 
     /// Reads from the structure; bytes past its end are zero.
@@ -211,7 +206,8 @@ impl Registers {
         put(common::CONFIG_GENERATION, &[state.generation]);
         put(common::QUEUE_SELECT, &state.queue_select.to_le_bytes());
         // A queue that does not exist has size 0.
-        let Some(queue) = self.selected() else { return image };
+        let selected = state.queues.get(usize::from(state.queue_select));
+        let Some(queue) = selected else { return image };
         put(common::QUEUE_SIZE, &queue.size.to_le_bytes());
         put(common::QUEUE_VECTOR, &queue.vector.to_le_bytes());
         put(common::QUEUE_ENABLE, &u16::from(queue.enabled).to_le_bytes());
