@@ -211,9 +211,9 @@ fn a_new_size_is_told_at_once_and_only_if_it_is_new() {
     mem.request(2 * BLOCK).unwrap();
     assert_eq!(sink.take(), [0]);
     mem.request(2 * BLOCK).unwrap();
-    assert_eq!(mem.request(BLOCK + 1), Err(RequestError::PartOfABlock { block: BLOCK }));
+    assert_eq!(mem.request(BLOCK + 1), Err(RequestError::PartOfABlock(BLOCK)));
     let most = BLOCKS * BLOCK;
-    assert_eq!(mem.request(most + BLOCK), Err(RequestError::TooLarge { most }));
+    assert_eq!(mem.request(most + BLOCK), Err(RequestError::TooLarge(most)));
     assert_eq!((mem.requested(), sink.take()), (2 * BLOCK, vec![]));
     mem.request(0).unwrap();
     assert_eq!(sink.take(), [0]);
