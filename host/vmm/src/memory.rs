@@ -195,7 +195,8 @@ impl GuestRam {
     /// [`Error::Kvm`]. Some of the writes may be noted then, or may still be.
     pub(crate) fn set_log(&self, vm: &VmFd, log: bool) -> Result<()> {
         let regions = self.map.regions();
-        let own: Vec<_> = regions.iter().filter(|(start, _)| self.ram_at(*start)).collect();
+        let is_ram = |start: u64| self.parts.iter().any(|part| part.start == start);
+        let own: Vec<_> = regions.iter().filter(|(start, _)| is_ram(*start)).collect();
         self.end_own_log();
         for (slot, part) in self.parts.iter().enumerate() {
             // SAFETY: as in `give_to`.
@@ -236,11 +237,6 @@ impl GuestRam {
             taken.then_some(words).ok_or_else(missing)
         };
         self.parts.iter().enumerate().map(of_part).collect()
-    }
-
-    /// Returns whether a part of the RAM begins at the guest-physical address `start`.
-    fn ram_at(&self, start: u64) -> bool {
-        self.parts.iter().any(|part| part.start == start)
     }
 
     fn slots(&self) -> impl Iterator<Item = &Part> {
