@@ -19,6 +19,8 @@
 //! A [`Bin`] belongs to one peer, and [`Bin::held`] counts the things of that peer that this
 //! process still has to close.
 //!
+//! [`ready`] looks at a file without waiting for it.
+//!
 //! [`boot_id`] is the boot to which a peer's process id belongs, for records that outlive it.
 //!
 //! Not here: deadlines of requests, limits of peers, page faults on a peer's memory (`slipway-ram`
@@ -30,6 +32,7 @@ mod credentials;
 pub mod eventfd;
 mod foreign;
 mod kind;
+mod ready;
 mod receive;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -41,4 +44,5 @@ pub use boot::boot_id;
 pub use credentials::Peer;
 pub use foreign::Foreign;
 pub use kind::{is_eventfd, is_memory_file};
+pub use ready::ready;
 pub use receive::{MAX_FILES, Received, receive, receive_reply, refuse_descriptors};

@@ -4,9 +4,14 @@ use slipway_pci_spec::{capability as id, express, msix};
 
 use crate::MsixLayout;
 
-/// A capability structure: ID, link (filled in when it is chained), registers.
-pub(crate) struct Capability {
+/// A capability structure (PCI Local Bus 3.0, 6.7): ID, link, which is filled in when the structure
+/// is chained, and registers. A vendor-specific one (appendix H) has its length behind the link: ID
+/// and length are filled in, too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capability {
+    /// The bytes, at least 3 and at most 255 of a vendor-specific capability.
     pub bytes: Vec<u8>,
+    /// The bits of each byte that software may change; as many bytes as in `bytes`.
     pub writable: Vec<u8>,
 }
 
@@ -27,34 +32,22 @@ impl Capability {
         self.bytes[offset..offset + 4].copy_from_slice(&value.to_le_bytes());
         self
     }
-}
 
-/// A whole vendor-specific capability (PCI Local Bus 3.0, 6.7 and appendix H): ID, link and length,
-/// which are filled in, and the vendor's own bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VendorCapability {
-    /// The bytes, at least 3 and at most 255: the ID, the link, the length, the rest.
-    pub bytes: Vec<u8>,
-    /// The bits of each byte that software may change; as many bytes as in `bytes`.
-    pub writable: Vec<u8>,
-}
-
-impl VendorCapability {
-    /// Makes a capability that software can only read.
+    /// Makes a vendor-specific capability that software can only read.
     pub fn fixed(bytes: &[u8]) -> Self {
         Self { bytes: bytes.to_vec(), writable: vec![0; bytes.len()] }
     }
 }
 
-/// Makes the capability, with the right ID and length filled in.
+/// Returns the vendor-specific capability with the right ID and length filled in.
 ///
 /// # Panics
 /// If the capability is too short or too long, or its mask has another length: a constant of a
 /// device.
-pub(crate) fn vendor(from: &VendorCapability) -> Capability {
+pub(crate) fn vendor(from: &Capability) -> Capability {
     assert!((3..=255).contains(&from.bytes.len()), "a vendor-specific capability's length");
     assert!(from.bytes.len() == from.writable.len(), "a mask for each byte");
-    let mut capability = Capability { bytes: from.bytes.clone(), writable: from.writable.clone() };
+    let mut capability = from.clone();
     capability.bytes[..3].copy_from_slice(&[id::VENDOR, 0, from.bytes.len() as u8]);
     capability.writable[..3].fill(0);
     capability

@@ -5,7 +5,7 @@
 //! whatever its offset and width, can change a read-only bit.
 
 pub use slipway_pci_spec::CONFIG_SIZE;
-use slipway_pci_spec::{PIN_A, bar, command, express, msix, register, status};
+use slipway_pci_spec::{PIN_A, bar, command, dword, express, msix, put, register, status, word};
 
 use crate::capability;
 use crate::state::{ConfigState, Register, VERSION};
@@ -85,7 +85,7 @@ impl ConfigSpace {
         let mut builder = Builder::new();
         builder.header(identity);
         if description.pin {
-            builder.set(register::INTERRUPT_PIN, &[PIN_A]);
+            builder.bytes[register::INTERRUPT_PIN] = PIN_A;
         }
         for bar in &description.bars {
             builder.bar(bar);
@@ -153,7 +153,7 @@ impl ConfigSpace {
 
     fn look_at_pin(&mut self) {
         let there = self.bytes[register::INTERRUPT_PIN] != 0;
-        let disabled = self.u16_at(register::COMMAND) & command::INTERRUPT_DISABLE != 0;
+        let disabled = word(&self.bytes, register::COMMAND) & command::INTERRUPT_DISABLE != 0;
         self.pin_enabled = there && !disabled && !self.msix_control().enabled;
     }
 
@@ -175,18 +175,18 @@ impl ConfigSpace {
     /// Returns whether memory BARs answer (Command, Memory Space).
     #[cfg(any(test, feature = "fuzz"))]
     pub fn memory_enabled(&self) -> bool {
-        self.u16_at(register::COMMAND) & command::MEMORY_SPACE != 0
+        word(&self.bytes, register::COMMAND) & command::MEMORY_SPACE != 0
     }
 
     /// Returns whether the function may reach guest memory and send messages (Command, Bus Master).
     #[cfg(any(test, feature = "plane"))]
     pub fn bus_master(&self) -> bool {
-        self.u16_at(register::COMMAND) & command::BUS_MASTER != 0
+        word(&self.bytes, register::COMMAND) & command::BUS_MASTER != 0
     }
 
     /// Returns MSI-X Message Control; all off if the function has no MSI-X.
     pub fn msix_control(&self) -> MsixControl {
-        let control = self.msix.map_or(0, |at| self.u16_at(at + msix::CONTROL));
+        let control = self.msix.map_or(0, |at| word(&self.bytes, at + msix::CONTROL));
         MsixControl::of(control)
     }
 
@@ -198,14 +198,14 @@ impl ConfigSpace {
             return 0;
         }
         let at = register::BAR0 + 4 * usize::from(index);
-        bar::address(self.u32_at(at), self.u32_at(at + 4))
+        bar::address(dword(&self.bytes, at), dword(&self.bytes, at + 4))
     }
 
     /// Returns the registers that software may have changed, for a successor.
     pub fn save(&self) -> ConfigState {
         let registers = self
             .writable_registers()
-            .map(|offset| Register { offset: offset as u16, value: self.u32_at(offset) });
+            .map(|offset| Register { offset: offset as u16, value: dword(&self.bytes, offset) });
         ConfigState { version: VERSION, registers: registers.collect() }
     }
 
@@ -226,8 +226,8 @@ impl ConfigSpace {
         }
         for saved in &state.registers {
             let offset = usize::from(saved.offset);
-            let own = self.u32_at(offset);
-            let writable = dword(&self.writable[..], offset);
+            let own = dword(&self.bytes, offset);
+            let writable = dword(&self.writable, offset);
             let pin = if offset == register::INTERRUPT_LINE { 0xff << 8 } else { 0 };
             if (saved.value ^ own) & !(writable | pin) != 0 {
                 self.reset();
@@ -235,7 +235,7 @@ impl ConfigSpace {
                 return Err(StateError::Inconsistent(text));
             }
             let value = saved.value & writable | own & !writable;
-            self.bytes[offset..offset + 4].copy_from_slice(&value.to_le_bytes());
+            put(&mut self.bytes, offset, &value.to_le_bytes());
         }
         self.look_at_pin();
         Ok(())
@@ -243,22 +243,8 @@ impl ConfigSpace {
 
     /// Returns the offsets of the 32-bit registers in which software can change a bit.
     fn writable_registers(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..CONFIG_SIZE).step_by(4).filter(|&offset| dword(&self.writable[..], offset) != 0)
+        (0..CONFIG_SIZE).step_by(4).filter(|&offset| dword(&self.writable, offset) != 0)
     }
-
-    fn u16_at(&self, offset: usize) -> u16 {
-        u16::from_le_bytes([self.bytes[offset], self.bytes[offset + 1]])
-    }
-
-    fn u32_at(&self, offset: usize) -> u32 {
-        dword(&self.bytes[..], offset)
-    }
-}
-
-fn dword(bytes: &[u8], offset: usize) -> u32 {
-    let mut word = [0; 4];
-    word.copy_from_slice(&bytes[offset..offset + 4]);
-    u32::from_le_bytes(word)
 }
 
 /// Asserts the rules of a [`Description`] and the [`MsixLayout`] that belongs to it.
@@ -303,27 +289,19 @@ impl Builder {
         }
     }
 
-    fn set(&mut self, offset: usize, value: &[u8]) {
-        self.bytes[offset..offset + value.len()].copy_from_slice(value);
-    }
-
-    fn allow(&mut self, offset: usize, mask: &[u8]) {
-        self.writable[offset..offset + mask.len()].copy_from_slice(mask);
-    }
-
     fn header(&mut self, identity: &Identity) {
-        self.set(register::VENDOR, &identity.vendor.to_le_bytes());
-        self.set(register::DEVICE, &identity.device.to_le_bytes());
-        self.allow(register::COMMAND, &command::WRITABLE.to_le_bytes());
-        self.set(register::STATUS, &status::CAPABILITIES_LIST.to_le_bytes());
-        self.set(register::REVISION, &[identity.revision]);
-        self.set(register::CLASS, &identity.class.to_le_bytes()[..3]);
+        put(&mut self.bytes, register::VENDOR, &identity.vendor.to_le_bytes());
+        put(&mut self.bytes, register::DEVICE, &identity.device.to_le_bytes());
+        put(&mut self.writable, register::COMMAND, &command::WRITABLE.to_le_bytes());
+        put(&mut self.bytes, register::STATUS, &status::CAPABILITIES_LIST.to_le_bytes());
+        put(&mut self.bytes, register::REVISION, &[identity.revision]);
+        put(&mut self.bytes, register::CLASS, &identity.class.to_le_bytes()[..3]);
         // Cache Line Size and Interrupt Line are scratch for software in PCI Express functions
         // (PCIe Base 5.0, 7.5.1.1.7 and 7.5.1.1.12).
-        self.allow(register::CACHE_LINE_SIZE, &[0xff]);
-        self.allow(register::INTERRUPT_LINE, &[0xff]);
-        self.set(register::SUBSYSTEM_VENDOR, &identity.subsystem_vendor.to_le_bytes());
-        self.set(register::SUBSYSTEM, &identity.subsystem.to_le_bytes());
+        put(&mut self.writable, register::CACHE_LINE_SIZE, &[0xff]);
+        put(&mut self.writable, register::INTERRUPT_LINE, &[0xff]);
+        put(&mut self.bytes, register::SUBSYSTEM_VENDOR, &identity.subsystem_vendor.to_le_bytes());
+        put(&mut self.bytes, register::SUBSYSTEM, &identity.subsystem.to_le_bytes());
     }
 
     /// Adds a BAR. Address bits from the BAR's size on are writable, the others read as zero (PCI
@@ -333,15 +311,15 @@ impl Builder {
         let fixed = if bar.ports { bar::PORT_ADDRESS } else { bar::ADDRESS };
         let mask = (!(bar.size - 1) & fixed).to_le_bytes();
         if bar.ports {
-            self.set(at, &bar::PORTS.to_le_bytes());
-            self.allow(at, &mask[..4]);
+            put(&mut self.bytes, at, &bar::PORTS.to_le_bytes());
+            put(&mut self.writable, at, &mask[..4]);
             let command = command::WRITABLE | command::IO_SPACE;
-            self.allow(register::COMMAND, &command.to_le_bytes());
+            put(&mut self.writable, register::COMMAND, &command.to_le_bytes());
         } else if bar.wide {
-            self.set(at, &bar::WIDE.to_le_bytes());
-            self.allow(at, &mask);
+            put(&mut self.bytes, at, &bar::WIDE.to_le_bytes());
+            put(&mut self.writable, at, &mask);
         } else {
-            self.allow(at, &mask[..4]);
+            put(&mut self.writable, at, &mask[..4]);
         }
     }
 
@@ -349,8 +327,8 @@ impl Builder {
     fn capability(&mut self, capability: &capability::Capability) -> usize {
         let at = self.next;
         self.bytes[self.link] = at as u8;
-        self.set(at, &capability.bytes);
-        self.allow(at, &capability.writable);
+        put(&mut self.bytes, at, &capability.bytes);
+        put(&mut self.writable, at, &capability.writable);
         self.link = at + 1;
         self.next = (at + capability.bytes.len()).next_multiple_of(4);
         assert!(self.next <= 0x100, "capabilities lie in the first 256 bytes");

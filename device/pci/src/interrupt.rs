@@ -30,11 +30,6 @@ impl Interrupt {
         Self { sink, vector }
     }
 
-    /// Returns the MSI-X vector number.
-    pub fn vector(&self) -> u16 {
-        self.vector
-    }
-
     /// Interrupts the guest.
     pub fn signal(&self) {
         self.sink.signal(self.vector);

@@ -39,7 +39,7 @@ mod msix;
 pub mod state;
 mod turn;
 
-pub use capability::VendorCapability;
+pub use capability::Capability as VendorCapability;
 pub use config::{CONFIG_SIZE, ConfigEffect, ConfigSpace, Identity};
 #[cfg(any(test, feature = "driver"))]
 pub use driver::FifoSink;

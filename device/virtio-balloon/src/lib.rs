@@ -38,4 +38,3 @@ pub mod fuzz;
 mod tests;
 
 pub use device::{Balloon, Discard, PIECE, PIECES, Parts, STATE_VERSION, VECTORS};
-pub use slipway_virtio::layout;

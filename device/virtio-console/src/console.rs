@@ -4,13 +4,13 @@ use slipway_pci::{Function, StateError};
 use slipway_virtio::layout::DeviceKind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
-use slipway_virtio::{Local, function_on_local};
+use slipway_virtio::{Local, function_on_local, state};
 use slipway_virtio_spec::console::{CONTROL, Config, Control, DEVICE_TYPE, Features, event, queue};
 use zerocopy::{FromBytes, FromZeros};
 
 use crate::parts::QUEUE_SIZE;
 use crate::port::{Dialogue, Notice, encode};
-use crate::state::{self, PortState};
+use crate::state::{DEVICE, PortState, STATE_VERSION};
 use crate::stream::{CHAINS, Source};
 use crate::{Parts, PartsError, PortSettings};
 
@@ -72,11 +72,6 @@ impl Console {
         Ok(Self { local, ports: parts.ports.into_iter().map(Port::new).collect() })
     }
 
-    /// Returns the settings of port `port`. Returns `None` if there is no such port.
-    pub fn port(&self, port: u16) -> Option<&PortSettings> {
-        self.ports.get(usize::from(port)).map(|port| &port.settings)
-    }
-
     /// Opens or closes the host's end of a port. The driver is told by the next polls. While the
     /// end is closed, polls drop the driver's bytes. A reset of the device does not close it.
     pub fn set_host_open(&mut self, port: u16, open: bool) {
@@ -101,7 +96,7 @@ impl Console {
     }
 
     fn is_multiport(&self) -> bool {
-        let features = self.local.transport.registers.driver_features;
+        let features = self.local.transport.registers.state.driver_features;
         Features::from_bits_truncate(features).contains(Features::MULTIPORT)
     }
 
@@ -304,13 +299,14 @@ impl Function for Console {
             dialogue: port.dialogue,
             taken: port.source.taken(),
         });
-        state::save(self.local.transport.save(), ports.collect())
+        let (transport, ports) = (self.local.transport.save(), ports.collect::<Vec<_>>());
+        state::encode(DEVICE, STATE_VERSION, transport, ports)
     }
 
     /// Takes over a saved state. The host's ends keep what the host has set on this device: a
     /// driver that was told otherwise is told so by the next polls.
     fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let (transport, ports) = state::load(state)?;
+        let (transport, ports): (_, Vec<PortState>) = state::decode(DEVICE, STATE_VERSION, state)?;
         let mut pairs = ports.iter().zip(&self.ports);
         let same = ports.len() == self.ports.len();
         if !same || !pairs.all(|(saved, own)| saved.is_of(&own.settings)) {

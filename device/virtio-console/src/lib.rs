@@ -57,5 +57,4 @@ mod tests;
 
 pub use console::Console;
 pub use parts::{MAX_NAME, MAX_PORTS, Parts, PartsError, PortSettings, QUEUE_SIZE, vectors};
-pub use slipway_virtio::layout;
 pub use state::STATE_VERSION;

@@ -3,8 +3,6 @@
 //! has read.
 
 use serde::{Deserialize, Serialize};
-use slipway_pci::StateError;
-use slipway_virtio::state::{TransportState, decode, encode};
 
 use crate::PortSettings;
 use crate::port::Dialogue;
@@ -13,7 +11,7 @@ use crate::port::Dialogue;
 pub const STATE_VERSION: u32 = 1;
 
 /// The mark of a state of this kind of device.
-const DEVICE: &str = "virtio-console";
+pub(crate) const DEVICE: &str = "virtio-console";
 
 /// The saved state of a port.
 #[derive(Serialize, Deserialize)]
@@ -39,12 +37,4 @@ impl PortState {
             && (started || self.taken == 0)
             && (started && multiport || self.dialogue == Dialogue::default())
     }
-}
-
-pub(crate) fn save(transport: TransportState, ports: Vec<PortState>) -> Vec<u8> {
-    encode(DEVICE, STATE_VERSION, transport, ports)
-}
-
-pub(crate) fn load(bytes: &[u8]) -> Result<(TransportState, Vec<PortState>), StateError> {
-    decode(DEVICE, STATE_VERSION, bytes)
 }

@@ -16,8 +16,9 @@
 //! to have, its devices do not reach either.
 //!
 //! The host calls `poll` after register writes and after eventfds of notifications
-//! ([`layout::notification`]). A poll answers a bounded number of requests, or gives back
-//! [`PIECE`] bytes: a large request takes many polls, and is answered when all bytes are back.
+//! ([`slipway_virtio::layout::notification`]). A poll answers a bounded number of requests, or
+//! gives back [`PIECE`] bytes: a large request takes many polls, and is answered when all bytes are
+//! back.
 //!
 //! Requests are served by polls, and the host may poll on one thread only: register accesses give
 //! back nothing. A reset of the device leaves the blocks as they are: a driver that begins finds
@@ -53,5 +54,4 @@ pub use device::{Mem, VECTORS};
 pub use parts::{
     Geometry, MAX_BLOCKS, MIN_BLOCK, MemoryHost, PIECE, Parts, PartsError, Refused, RequestError,
 };
-pub use slipway_virtio::layout;
 pub use state::STATE_VERSION;

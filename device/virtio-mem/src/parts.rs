@@ -103,18 +103,12 @@ pub enum PartsError {
 /// The reason why a device cannot ask for a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// The region is smaller.
-    #[error("the region has {most} bytes")]
-    TooLarge {
-        /// The bytes of the region.
-        most: u64,
-    },
-    /// The size is not a number of whole blocks.
-    #[error("the size is no multiple of the block's, {block} bytes")]
-    PartOfABlock {
-        /// The bytes of a block.
-        block: u64,
-    },
+    /// The region is smaller: it has this number of bytes.
+    #[error("the region has {0} bytes")]
+    TooLarge(u64),
+    /// The size is not a number of whole blocks, which have this number of bytes.
+    #[error("the size is no multiple of the block's, {0} bytes")]
+    PartOfABlock(u64),
     /// A device of the guest does not reach so much of the region.
     #[error("the server of a function does not map the memory")]
     Unreachable,

@@ -66,10 +66,10 @@ impl Region {
     pub fn request(&mut self, bytes: u64) -> Result<bool, RequestError> {
         let Geometry { bytes: most, block, unit, .. } = self.geometry;
         if bytes > most {
-            return Err(RequestError::TooLarge { most });
+            return Err(RequestError::TooLarge(most));
         }
         if !bytes.is_multiple_of(block) {
-            return Err(RequestError::PartOfABlock { block });
+            return Err(RequestError::PartOfABlock(block));
         }
         let usable = bytes.div_ceil(unit).saturating_mul(unit).min(most);
         self.reveal(usable).map_err(|Refused| RequestError::Unreachable)?;

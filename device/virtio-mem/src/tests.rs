@@ -181,7 +181,7 @@ fn the_configuration_says_where_the_region_is_and_how_much_is_plugged() {
     assert_eq!((found.addr.get(), found.region_size.get()), (5 << 30, BLOCKS * BLOCK));
     assert_eq!(found.usable_region_size, found.region_size);
     assert_eq!((found.plugged_size.get(), found.requested_size.get()), (2 * BLOCK, 3 * BLOCK));
-    driver.registers.function.write(0, crate::layout::DEVICE.start, &[0xff; 8]);
+    driver.registers.function.write(0, slipway_virtio::layout::DEVICE.start, &[0xff; 8]);
     assert_eq!(config(&mut driver), found, "read-only");
 }
 
@@ -211,9 +211,9 @@ fn a_new_size_is_told_at_once_and_only_if_it_is_new() {
     mem.request(2 * BLOCK).unwrap();
     assert_eq!(sink.take(), [0]);
     mem.request(2 * BLOCK).unwrap();
-    assert_eq!(mem.request(BLOCK + 1), Err(RequestError::PartOfABlock { block: BLOCK }));
+    assert_eq!(mem.request(BLOCK + 1), Err(RequestError::PartOfABlock(BLOCK)));
     let most = BLOCKS * BLOCK;
-    assert_eq!(mem.request(most + BLOCK), Err(RequestError::TooLarge { most }));
+    assert_eq!(mem.request(most + BLOCK), Err(RequestError::TooLarge(most)));
     assert_eq!((mem.requested(), sink.take()), (2 * BLOCK, vec![]));
     mem.request(0).unwrap();
     assert_eq!(sink.take(), [0]);

@@ -142,13 +142,13 @@ impl Device {
             pairs: self.driven.pairs,
             longest: if limited { longest } else { usize::MAX },
             filter,
-            config: self.transport.interrupt(self.transport.registers.config_vector),
+            config: self.transport.interrupt(self.transport.registers.state.config_vector),
         }
     }
 
     /// Returns whether the function needs the data path back from the port.
     fn wants_path(&self) -> bool {
-        let resets = self.transport.registers.queues.iter().any(|queue| queue.resetting);
+        let resets = self.transport.registers.state.queues.iter().any(|queue| queue.resetting);
         self.quiesced || resets || self.queues_changed || !self.runs()
     }
 
@@ -241,7 +241,7 @@ impl Device {
 
     fn enabled(&mut self, queue: u16) {
         let largest = self.settings.queue_size;
-        let one = &self.transport.registers.queues[usize::from(queue)];
+        let one = &self.transport.registers.state.queues[usize::from(queue)];
         if one.is_sound(largest) {
             self.queues_changed = true;
         } else {
@@ -253,7 +253,7 @@ impl Device {
     /// is woken. The control queue is served by the poll that follows every register write.
     fn notify(&mut self, queue: u64) {
         self.live.notifications.add(1);
-        if self.path.is_port() && queue < self.transport.registers.queues.len() as u64 {
+        if self.path.is_port() && queue < self.transport.registers.state.queues.len() as u64 {
             self.exchange.wake();
         }
     }

@@ -1,9 +1,8 @@
 //! Makes queues from the registers.
 
 use slipway_virtio::Virtqueue;
-use slipway_virtio::queue::{Broken, Queue};
+use slipway_virtio::queue::Broken;
 use slipway_virtio::registers::QueueRegisters;
-use slipway_virtio_spec::RingFeatures;
 
 use crate::Device;
 use crate::control::ControlQueue;
@@ -16,8 +15,8 @@ impl Device {
     /// Makes the queues that were enabled, removes those that were reset, and sets the vectors of
     /// all.
     pub(crate) fn equip(&mut self, path: &mut DataPath) -> Result<(), Broken> {
-        for number in 0..self.transport.registers.queues.len() as u16 {
-            let registers = self.transport.registers.queues[usize::from(number)];
+        for number in 0..self.transport.registers.state.queues.len() as u16 {
+            let registers = self.transport.registers.state.queues[usize::from(number)];
             let interrupt = self.transport.interrupt(registers.vector);
             let fresh = |there: bool| registers.enabled && !there;
             match self.role(number) {
@@ -62,7 +61,7 @@ impl Device {
     /// Interrupts for every queue. A predecessor may have published entries without interrupting; a
     /// surplus interrupt does no harm.
     fn interrupt_all(&self) {
-        for queue in self.transport.registers.queues.iter().filter(|queue| queue.enabled) {
+        for queue in self.transport.registers.state.queues.iter().filter(|queue| queue.enabled) {
             if let Some(interrupt) = self.transport.interrupt(queue.vector) {
                 interrupt.signal();
             }
@@ -75,24 +74,18 @@ impl Device {
 
     /// Makes a queue as its registers describe it.
     fn virtqueue(&self, registers: &QueueRegisters) -> Result<Virtqueue, Broken> {
-        let features = self.transport.registers.ring_features();
-        let event_index = features.contains(RingFeatures::EVENT_IDX);
-        let indirect = features.contains(RingFeatures::INDIRECT_DESC);
-        let mut queue = Queue::new(&registers.layout(), event_index, indirect);
-        if self.resumes {
-            queue.resume(&self.memory)?;
-        }
-        Ok(Virtqueue { queue, interrupt: None })
+        let rings = self.transport.registers.ring_features();
+        Virtqueue::new(registers, rings, self.resumes.then_some(&self.memory))
     }
 
     /// Ends the resets of queues once nobody uses them any more (section 2.6.1).
     pub(crate) fn reset_queues(&mut self) {
-        for number in 0..self.transport.registers.queues.len() as u16 {
-            if !self.transport.registers.queues[usize::from(number)].resetting {
+        for number in 0..self.transport.registers.state.queues.len() as u16 {
+            if !self.transport.registers.state.queues[usize::from(number)].resetting {
                 continue;
             }
             let role = self.role(number);
-            let place = &mut self.transport.registers.queues[usize::from(number)];
+            let place = &mut self.transport.registers.state.queues[usize::from(number)];
             *place = QueueRegisters::new(self.settings.queue_size);
             match (role, self.path.path_mut()) {
                 (Role::Receive(pair), Some(path)) => path.receivers[pair] = None,

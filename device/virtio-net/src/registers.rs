@@ -40,7 +40,7 @@ pub(crate) fn role(features: Features, pairs: u16, number: u16) -> Role {
 
 /// Returns the features of the network device that the driver chose.
 pub(crate) fn features(registers: &Registers) -> Features {
-    Features::from_bits_truncate(registers.driver_features)
+    Features::from_bits_truncate(registers.state.driver_features)
 }
 
 /// Returns the queues and features that a device with these settings offers.

@@ -1,12 +1,28 @@
 //! The device.
 
+use serde::{Deserialize, Serialize};
 use slipway_pci::{Function, Interrupt, StateError};
 use slipway_ram::Memory;
 use slipway_virtio::layout::DeviceKind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
+use slipway_virtio::state::{decode, encode};
 use slipway_virtio::{InterruptCount, Local, function_on_local};
 use slipway_virtio_spec::pmem::{self, Config, DEVICE_TYPE, REQUEST_QUEUE};
+
+/// Version of the saved state. A state of another version is refused.
+pub const STATE_VERSION: u32 = 1;
+
+/// The mark of a state of this kind of device.
+const DEVICE: &str = "virtio-pmem";
+
+/// The place of the memory, which a successor has to be made with. It is saved for the check.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Range {
+    start: u64,
+    bytes: u64,
+}
 
 /// The number of MSI-X vectors: one for the queue, one for changes of the configuration.
 pub const VECTORS: u16 = 2;
@@ -70,8 +86,8 @@ impl Pmem {
         self.config
     }
 
-    fn range(&self) -> (u64, u64) {
-        (self.config.start.get(), self.config.size.get())
+    fn range(&self) -> Range {
+        Range { start: self.config.start.get(), bytes: self.config.size.get() }
     }
 }
 
@@ -93,11 +109,15 @@ impl Function for Pmem {
     function_on_local!(serve, config);
 
     fn save(&self) -> Vec<u8> {
-        crate::state::save(self.local.transport.save(), self.range())
+        encode(DEVICE, STATE_VERSION, self.local.transport.save(), self.range())
     }
 
     fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let transport = crate::state::load(state, self.range())?;
+        let (transport, saved): (_, Range) = decode(DEVICE, STATE_VERSION, state)?;
+        let own = self.range();
+        if saved != own {
+            return Err(StateError::Inconsistent(format!("{saved:x?} in place of {own:x?}")));
+        }
         self.local.restore(transport)
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! The memory is only read, so a flush has nothing to do: every one is answered at once, as done.
 //! The host calls `poll` after register writes and after eventfds of notifications
-//! ([`layout::notification`]). A poll answers a bounded number of requests.
+//! ([`slipway_virtio::layout::notification`]). A poll answers a bounded number of requests.
 //!
 //! A hostile driver can harm only itself: an invalid ring, descriptor, chain or address, a request
 //! without room for its response, and one without its type end in DEVICE_NEEDS_RESET. A request of
@@ -26,10 +26,7 @@ mod device;
 pub mod driver;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
-mod state;
 #[cfg(test)]
 mod tests;
 
-pub use device::{Parts, Pmem, VECTORS};
-pub use slipway_virtio::layout;
-pub use state::STATE_VERSION;
+pub use device::{Parts, Pmem, STATE_VERSION, VECTORS};

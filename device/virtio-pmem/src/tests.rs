@@ -33,12 +33,12 @@ fn driver() -> (SingleQueue<Direct<Pmem>>, Memory, Arc<FifoSink>) {
 fn the_configuration_is_the_range() {
     let (mut pmem, _) = device(&Memory::heap(4096), RANGE);
     let mut bytes = [0; 16];
-    pmem.read(0, crate::layout::DEVICE.start, &mut bytes);
+    pmem.read(0, slipway_virtio::layout::DEVICE.start, &mut bytes);
     assert_eq!(bytes[..8], RANGE.0.to_le_bytes());
     assert_eq!(bytes[8..], RANGE.1.to_le_bytes());
-    pmem.write(0, crate::layout::DEVICE.start, &[0xff; 8]);
+    pmem.write(0, slipway_virtio::layout::DEVICE.start, &[0xff; 8]);
     let mut again = [0; 16];
-    pmem.read(0, crate::layout::DEVICE.start, &mut again);
+    pmem.read(0, slipway_virtio::layout::DEVICE.start, &mut again);
     assert_eq!(again, bytes, "read-only");
 }
 

@@ -5,8 +5,8 @@
 //! are `slipway_virtio`'s. The host gives it a source of random bytes.
 //!
 //! The host calls `poll` after register writes and after eventfds of notifications
-//! ([`layout::notification`]). A poll fills a bounded number of buffers, with at most
-//! [`LONGEST`] bytes each; drivers ask again for what is missing.
+//! ([`slipway_virtio::layout::notification`]). A poll fills a bounded number of buffers, with at
+//! most [`LONGEST`] bytes each; drivers ask again for what is missing.
 //!
 //! A hostile driver can harm only itself: an invalid ring, descriptor, chain or address, a buffer
 //! that the device is to read, and one without bytes end in DEVICE_NEEDS_RESET.
@@ -27,4 +27,3 @@ pub mod fuzz;
 mod tests;
 
 pub use device::{LONGEST, Parts, Rng, STATE_VERSION, Source, VECTORS};
-pub use slipway_virtio::layout;

@@ -137,7 +137,7 @@ fn there_is_no_device_configuration() {
     let expected = [config_type::COMMON, config_type::NOTIFY, config_type::ISR, config_type::PCI];
     assert_eq!(found, expected);
     let mut bytes = [1; 4];
-    rng.read(0, crate::layout::DEVICE.start, &mut bytes);
+    rng.read(0, slipway_virtio::layout::DEVICE.start, &mut bytes);
     assert_eq!(bytes, [0; 4]);
 }
 

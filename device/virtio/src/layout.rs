@@ -6,8 +6,7 @@ use slipway_pci::{
     Bar, ConfigSpace, Description, Identity, MsixLayout, Notifications, VendorCapability,
 };
 use slipway_virtio_spec::pci::{
-    CAPABILITY_ID, COMMON_SIZE, Capability, ConfigCapability, DEVICE_BASE, NotifyCapability,
-    VENDOR, config_type,
+    COMMON_SIZE, Capability, ConfigCapability, DEVICE_BASE, NotifyCapability, VENDOR, config_type,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -75,17 +74,7 @@ pub(crate) fn msix(vectors: u16) -> MsixLayout {
 }
 
 fn capability(config_type: u8, at: &Range<u64>, length: usize) -> Capability {
-    Capability {
-        id: CAPABILITY_ID,
-        next: 0,
-        len: size_of::<Capability>() as u8,
-        config_type,
-        bar: 0,
-        number: 0,
-        padding: [0; 2],
-        offset: (at.start as u32).into(),
-        length: (length as u32).into(),
-    }
+    Capability::new(config_type, 0, at.start as u32, length as u32)
 }
 
 /// Makes the configuration space with virtio's capabilities, for `queues` queues. Returns it with

@@ -5,8 +5,8 @@ use slipway_ram::Memory;
 use slipway_virtio_spec::RingFeatures;
 
 use crate::layout::DeviceKind;
-use crate::queue::{Broken, Queue};
-use crate::registers::{Effect, Offer, QueueRegisters};
+use crate::queue::Broken;
+use crate::registers::{Effect, Offer};
 use crate::state::TransportState;
 use crate::{Configured, MAX_VECTORS, Transport, Virtqueue, Written};
 
@@ -119,15 +119,15 @@ impl Local {
     fn equip(&mut self) -> Result<(), Broken> {
         let resumes = std::mem::take(&mut self.resumes);
         for (number, place) in self.queues.iter_mut().enumerate() {
-            let registers = self.transport.registers.queues[number];
+            let registers = self.transport.registers.state.queues[number];
             if !registers.enabled {
                 continue;
             }
             let interrupt = self.transport.interrupt(registers.vector);
             if place.is_none() {
                 let rings = self.transport.registers.ring_features();
-                let queue = make(&registers, rings, resumes.then_some(&self.memory))?;
-                *place = Some(Virtqueue { queue, interrupt: None });
+                let memory = resumes.then_some(&self.memory);
+                *place = Some(Virtqueue::new(&registers, rings, memory)?);
                 interrupt.iter().filter(|_| resumes).for_each(Interrupt::signal);
             }
             if let Some(queue) = place {
@@ -175,7 +175,7 @@ impl Local {
     fn enabled(&mut self, queue: u16) {
         let registers = &mut self.transport.registers;
         let largest = registers.offer().queue_size;
-        let queue = &mut registers.queues[usize::from(queue)];
+        let queue = &mut registers.state.queues[usize::from(queue)];
         queue.enabled = queue.is_sound(largest);
         if queue.enabled {
             self.changed = true;
@@ -185,7 +185,7 @@ impl Local {
     }
 
     fn reset_device(&mut self) {
-        self.was_reset |= !self.transport.registers.status.is_empty();
+        self.was_reset |= !self.transport.registers.status().is_empty();
         self.transport.reset_device();
         self.queues.iter_mut().for_each(|queue| *queue = None);
         (self.changed, self.resumes) = (false, false);
@@ -212,7 +212,7 @@ impl Local {
     pub fn restore(&mut self, state: TransportState) -> Result<(), StateError> {
         self.reset_device();
         self.transport.restore(state)?;
-        if self.transport.registers.queues.iter().any(|queue| queue.resetting) {
+        if self.transport.registers.state.queues.iter().any(|queue| queue.resetting) {
             return Err(StateError::Inconsistent("a queue in a reset".into()));
         }
         (self.changed, self.resumes, self.was_reset) = (true, true, false);
@@ -274,19 +274,4 @@ macro_rules! function_on_local {
             self.local.quiesce()
         }
     };
-}
-
-/// Makes a queue that goes on where its used index in memory says, or at 0 without memory.
-fn make(
-    registers: &QueueRegisters,
-    rings: RingFeatures,
-    resumes: Option<&Memory>,
-) -> Result<Queue, Broken> {
-    let event_index = rings.contains(RingFeatures::EVENT_IDX);
-    let indirect = rings.contains(RingFeatures::INDIRECT_DESC);
-    let mut queue = Queue::new(&registers.layout(), event_index, indirect);
-    if let Some(memory) = resumes {
-        queue.resume(memory)?;
-    }
-    Ok(queue)
 }

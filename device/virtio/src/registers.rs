@@ -99,9 +99,10 @@ impl Offer {
     };
 }
 
-/// The common configuration of one device.
-#[derive(Clone, Debug)]
-pub struct Registers {
+/// The registers of the common configuration that change, as they are saved for a successor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RegistersState {
     /// The half of the feature bits that the driver reads.
     pub device_feature_select: u32,
     /// The half of the feature bits that the driver writes.
@@ -110,14 +111,37 @@ pub struct Registers {
     pub driver_features: u64,
     /// The MSI-X vector of configuration changes, or `NO_VECTOR`.
     pub config_vector: u16,
-    /// The device status.
-    pub status: Status,
+    /// The bits of [`Registers::status`].
+    pub status: u8,
     /// The version of the configuration.
     pub generation: u8,
     /// The queue that the driver selected.
     pub queue_select: u16,
     /// The queues, by number.
     pub queues: Vec<QueueRegisters>,
+}
+
+impl RegistersState {
+    /// Makes the state after power-on.
+    fn new(offer: &Offer) -> Self {
+        Self {
+            device_feature_select: 0,
+            driver_feature_select: 0,
+            driver_features: 0,
+            config_vector: NO_VECTOR,
+            status: 0,
+            generation: 0,
+            queue_select: 0,
+            queues: vec![QueueRegisters::new(offer.queue_size); usize::from(offer.queues)],
+        }
+    }
+}
+
+/// The common configuration of one device.
+#[derive(Clone, Debug)]
+pub struct Registers {
+    /// The registers that change.
+    pub state: RegistersState,
     offer: Offer,
     vectors: u16,
 }
@@ -126,25 +150,19 @@ impl Registers {
     /// Makes the registers of a device with `vectors` MSI-X vectors, in their state after
     /// power-on.
     pub fn new(offer: &Offer, vectors: u16) -> Self {
-        Self {
-            device_feature_select: 0,
-            driver_feature_select: 0,
-            driver_features: 0,
-            config_vector: NO_VECTOR,
-            status: Status::empty(),
-            generation: 0,
-            queue_select: 0,
-            queues: vec![QueueRegisters::new(offer.queue_size); usize::from(offer.queues)],
-            offer: *offer,
-            vectors,
-        }
+        Self { state: RegistersState::new(offer), offer: *offer, vectors }
     }
 
     /// Returns to the state after construction. Only the generation goes on, so that the driver
     /// never sees an old one again.
     pub fn reset(&mut self) {
-        let generation = self.generation.wrapping_add(1);
-        *self = Self { generation, ..Self::new(&self.offer, self.vectors) };
+        let generation = self.state.generation.wrapping_add(1);
+        self.state = RegistersState { generation, ..RegistersState::new(&self.offer) };
+    }
+
+    /// Returns the device status.
+    pub fn status(&self) -> Status {
+        Status::from_bits_truncate(self.state.status)
     }
 
     /// Returns the queues and features that the device offers.
@@ -154,22 +172,17 @@ impl Registers {
 
     /// Returns whether the driver is ready, and the device needs no reset.
     pub fn is_live(&self) -> bool {
-        let bad = Status::DEVICE_NEEDS_RESET;
-        self.status.contains(Status::DRIVER_OK) && !self.status.intersects(bad)
+        self.has_started() && !self.status().contains(Status::DEVICE_NEEDS_RESET)
     }
 
     /// Returns whether the driver has been ready since the last reset.
     pub fn has_started(&self) -> bool {
-        self.status.contains(Status::DRIVER_OK)
+        self.status().contains(Status::DRIVER_OK)
     }
 
     /// Returns the chosen features that no device type owns, of those that are offered.
     pub fn ring_features(&self) -> RingFeatures {
-        RingFeatures::from_bits_truncate(self.driver_features & self.offer.features)
-    }
-
-    fn selected(&self) -> Option<&QueueRegisters> {
-        self.queues.get(usize::from(self.queue_select))
+        RingFeatures::from_bits_truncate(self.state.driver_features & self.offer.features)
     }
 
     /// Reads from the structure; bytes past its end are zero.
@@ -182,25 +195,27 @@ impl Registers {
         let mut put = |at: u64, bytes: &[u8]| {
             image[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
         };
-        put(common::DEVICE_FEATURE_SELECT, &self.device_feature_select.to_le_bytes());
-        put(common::DEVICE_FEATURE, &half(self.offer.features, self.device_feature_select));
-        put(common::DRIVER_FEATURE_SELECT, &self.driver_feature_select.to_le_bytes());
-        put(common::DRIVER_FEATURE, &half(self.driver_features, self.driver_feature_select));
-        put(common::CONFIG_VECTOR, &self.config_vector.to_le_bytes());
-        put(common::NUM_QUEUES, &(self.queues.len() as u16).to_le_bytes());
-        put(common::DEVICE_STATUS, &[self.status.bits()]);
-        put(common::CONFIG_GENERATION, &[self.generation]);
-        put(common::QUEUE_SELECT, &self.queue_select.to_le_bytes());
+        let state = &self.state;
+        put(common::DEVICE_FEATURE_SELECT, &state.device_feature_select.to_le_bytes());
+        put(common::DEVICE_FEATURE, &half(self.offer.features, state.device_feature_select));
+        put(common::DRIVER_FEATURE_SELECT, &state.driver_feature_select.to_le_bytes());
+        put(common::DRIVER_FEATURE, &half(state.driver_features, state.driver_feature_select));
+        put(common::CONFIG_VECTOR, &state.config_vector.to_le_bytes());
+        put(common::NUM_QUEUES, &(state.queues.len() as u16).to_le_bytes());
+        put(common::DEVICE_STATUS, &[state.status]);
+        put(common::CONFIG_GENERATION, &[state.generation]);
+        put(common::QUEUE_SELECT, &state.queue_select.to_le_bytes());
         // A queue that does not exist has size 0.
-        let Some(queue) = self.selected() else { return image };
+        let selected = state.queues.get(usize::from(state.queue_select));
+        let Some(queue) = selected else { return image };
         put(common::QUEUE_SIZE, &queue.size.to_le_bytes());
         put(common::QUEUE_VECTOR, &queue.vector.to_le_bytes());
         put(common::QUEUE_ENABLE, &u16::from(queue.enabled).to_le_bytes());
-        put(common::QUEUE_NOTIFY_OFF, &self.queue_select.to_le_bytes());
+        put(common::QUEUE_NOTIFY_OFF, &state.queue_select.to_le_bytes());
         put(common::QUEUE_DESC, &queue.descriptors.to_le_bytes());
         put(common::QUEUE_DRIVER, &queue.available.to_le_bytes());
         put(common::QUEUE_DEVICE, &queue.used.to_le_bytes());
-        put(common::QUEUE_NOTIFY_DATA, &self.queue_select.to_le_bytes());
+        put(common::QUEUE_NOTIFY_DATA, &state.queue_select.to_le_bytes());
         put(common::QUEUE_RESET, &u16::from(queue.resetting).to_le_bytes());
         image
     }
@@ -216,29 +231,29 @@ impl Registers {
             _ => return Effect::None,
         };
         match (offset, from.len()) {
-            (common::DEVICE_FEATURE_SELECT, 4) => self.device_feature_select = value as u32,
-            (common::DRIVER_FEATURE_SELECT, 4) => self.driver_feature_select = value as u32,
+            (common::DEVICE_FEATURE_SELECT, 4) => self.state.device_feature_select = value as u32,
+            (common::DRIVER_FEATURE_SELECT, 4) => self.state.driver_feature_select = value as u32,
             (common::DRIVER_FEATURE, 4) => self.accept(value as u32),
             (common::CONFIG_VECTOR, 2) => {
-                self.config_vector = self.vector(value as u16);
+                self.state.config_vector = self.vector(value as u16);
                 return Effect::Vector;
             }
             (common::DEVICE_STATUS, 1) => return self.write_status(value as u8),
-            (common::QUEUE_SELECT, 2) => self.queue_select = value as u16,
+            (common::QUEUE_SELECT, 2) => self.state.queue_select = value as u16,
             _ => return self.write_queue(offset, from.len(), value),
         }
         Effect::None
     }
 
     fn accept(&mut self, value: u32) {
-        if self.status.contains(Status::FEATURES_OK) {
+        if self.status().contains(Status::FEATURES_OK) {
             return;
         }
         // The feature bits have two words (section 4.1.4.3); the driver may select any number.
-        if self.driver_feature_select < 2 {
-            let shift = 32 * self.driver_feature_select;
-            let kept = self.driver_features & !(u64::from(u32::MAX) << shift);
-            self.driver_features = kept | u64::from(value) << shift;
+        if self.state.driver_feature_select < 2 {
+            let shift = 32 * self.state.driver_feature_select;
+            let kept = self.state.driver_features & !(u64::from(u32::MAX) << shift);
+            self.state.driver_features = kept | u64::from(value) << shift;
         }
     }
 
@@ -253,29 +268,30 @@ impl Registers {
         }
         // The driver sets bits and clears none. DEVICE_NEEDS_RESET is the device's to set.
         let mut wanted = Status::from_bits_truncate(value) - Status::DEVICE_NEEDS_RESET;
-        if !self.status.contains(Status::FEATURES_OK) && !self.may_accept() {
+        if !self.status().contains(Status::FEATURES_OK) && !self.may_accept() {
             wanted -= Status::FEATURES_OK;
         }
-        if !(self.status | wanted).contains(Status::FEATURES_OK) {
+        if !(self.status() | wanted).contains(Status::FEATURES_OK) {
             wanted -= Status::DRIVER_OK;
         }
-        let new = wanted - self.status;
-        self.status |= wanted;
+        let new = wanted - self.status();
+        self.state.status |= wanted.bits();
         if new.is_empty() { Effect::None } else { Effect::Status(new) }
     }
 
     /// Returns whether the device accepts the features that the driver chose (section 2.2.2).
     pub fn may_accept(&self) -> bool {
-        self.driver_features & !self.offer.features == 0
+        self.state.driver_features & !self.offer.features == 0
             && self.ring_features().contains(RingFeatures::VERSION_1)
-            && (self.offer.accepts)(self.driver_features)
+            && (self.offer.accepts)(self.state.driver_features)
     }
 
     fn write_queue(&mut self, offset: u64, len: usize, value: u64) -> Effect {
-        let (select, largest) = (self.queue_select, self.offer.queue_size);
+        let (select, largest) = (self.state.queue_select, self.offer.queue_size);
         let resets = self.ring_features().contains(RingFeatures::RING_RESET);
         let vector = self.vector(value as u16);
-        let Some(queue) = self.queues.get_mut(usize::from(select)) else { return Effect::None };
+        let queue = self.state.queues.get_mut(usize::from(select));
+        let Some(queue) = queue else { return Effect::None };
         match (offset, len) {
             (common::QUEUE_VECTOR, 2) => {
                 queue.vector = vector;
@@ -324,28 +340,6 @@ fn half(bits: u64, select: u32) -> [u8; 4] {
     (shifted as u32).to_le_bytes()
 }
 
-/// The saved state of [`Registers`], for a successor.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RegistersState {
-    /// [`Registers::device_feature_select`].
-    pub device_feature_select: u32,
-    /// [`Registers::driver_feature_select`].
-    pub driver_feature_select: u32,
-    /// [`Registers::driver_features`].
-    pub driver_features: u64,
-    /// [`Registers::config_vector`].
-    pub config_vector: u16,
-    /// The bits of [`Registers::status`].
-    pub status: u8,
-    /// [`Registers::generation`].
-    pub generation: u8,
-    /// [`Registers::queue_select`].
-    pub queue_select: u16,
-    /// [`Registers::queues`].
-    pub queues: Vec<QueueRegisters>,
-}
-
 fn inconsistent(what: &str) -> StateError {
     StateError::Inconsistent(what.into())
 }
@@ -353,16 +347,7 @@ fn inconsistent(what: &str) -> StateError {
 impl Registers {
     /// Returns the state for a successor.
     pub fn save(&self) -> RegistersState {
-        RegistersState {
-            device_feature_select: self.device_feature_select,
-            driver_feature_select: self.driver_feature_select,
-            driver_features: self.driver_features,
-            config_vector: self.config_vector,
-            status: self.status.bits(),
-            generation: self.generation,
-            queue_select: self.queue_select,
-            queues: self.queues.clone(),
-        }
+        self.state.clone()
     }
 
     /// Takes over a saved state of registers with the same offer.
@@ -372,7 +357,7 @@ impl Registers {
     /// their values then.
     pub fn restore(&mut self, state: RegistersState) -> Result<(), StateError> {
         let status = Status::from_bits(state.status).ok_or(inconsistent("an unknown status"))?;
-        if state.queues.len() != self.queues.len() {
+        if state.queues.len() != self.state.queues.len() {
             return Err(inconsistent("another number of queues"));
         }
         let known = |vector: u16| vector < self.vectors || vector == NO_VECTOR;
@@ -384,17 +369,7 @@ impl Registers {
         if !known(state.config_vector) || !state.queues.iter().all(sound) {
             return Err(inconsistent("a queue that cannot be"));
         }
-        let restored = Self {
-            device_feature_select: state.device_feature_select,
-            driver_feature_select: state.driver_feature_select,
-            driver_features: state.driver_features,
-            config_vector: state.config_vector,
-            status,
-            generation: state.generation,
-            queue_select: state.queue_select,
-            queues: state.queues,
-            ..*self
-        };
+        let restored = Self { state, ..*self };
         if status.contains(Status::FEATURES_OK) && !restored.may_accept() {
             return Err(inconsistent("features that are not offered"));
         }

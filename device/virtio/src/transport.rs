@@ -79,10 +79,10 @@ impl Transport {
 
     /// Tells the driver that the configuration has changed (section 2.5.1).
     pub fn config_changed(&mut self) {
-        self.registers.generation = self.registers.generation.wrapping_add(1);
-        if self.registers.status.contains(Status::DRIVER_OK) {
+        self.registers.state.generation = self.registers.state.generation.wrapping_add(1);
+        if self.registers.status().contains(Status::DRIVER_OK) {
             self.isr |= isr::CONFIG;
-            if let Some(interrupt) = self.interrupt(self.registers.config_vector) {
+            if let Some(interrupt) = self.interrupt(self.registers.state.config_vector) {
                 interrupt.signal();
             }
         }
@@ -90,8 +90,8 @@ impl Transport {
 
     /// Tells the driver that the device needs a reset (section 2.1.2).
     pub fn need_reset(&mut self) {
-        if !self.registers.status.contains(Status::DEVICE_NEEDS_RESET) {
-            self.registers.status |= Status::DEVICE_NEEDS_RESET;
+        if !self.registers.status().contains(Status::DEVICE_NEEDS_RESET) {
+            self.registers.state.status |= Status::DEVICE_NEEDS_RESET.bits();
             self.config_changed();
         }
     }

@@ -284,7 +284,7 @@ async fn start_named(
     .await
 }
 
-/// Starts one sandbox and carries its streams to the end.
+/// Starts one sandbox and carries its streams to the end, as [`start_with`] without options.
 pub async fn start(
     client: SandboxClient,
     spec: v1::RunSpec,
@@ -292,24 +292,12 @@ pub async fn start(
     sink: &mut (dyn Sink + Send),
     spinner: ProgressBar,
 ) -> Result<Start> {
-    start_telling(client, spec, wishes, sink, spinner, |_| {}).await
-}
-
-/// Starts one sandbox as [`start`], and calls `tell` with each event of its session.
-pub async fn start_telling(
-    client: SandboxClient,
-    spec: v1::RunSpec,
-    wishes: SessionSettings,
-    sink: &mut (dyn Sink + Send),
-    spinner: ProgressBar,
-    tell: impl Fn(&Event),
-) -> Result<Start> {
-    start_with(client, None, spec, wishes, sink, spinner, tell).await
+    start_with(client, None, spec, wishes, sink, spinner, |_| {}).await
 }
 
 /// Starts one sandbox and carries its streams to the end. With `config`, the session continues with
 /// the next daemon where sandboxes outlive theirs. Calls `tell` with each event.
-async fn start_with(
+pub async fn start_with(
     mut client: SandboxClient,
     config: Option<&Config>,
     spec: v1::RunSpec,

@@ -163,10 +163,8 @@ fn inherited(value: &OsString) -> Result<Option<OwnedFd>, String> {
     let Some(number) = value.to_str().and_then(|text| text.strip_prefix("fd:")) else {
         return Ok(None);
     };
-    let number: RawFd = number.parse().map_err(|_| format!("fd:{number} is no descriptor"))?;
-    if number < 0 {
-        return Err(format!("fd:{number} is no descriptor"));
-    }
+    let parsed = number.parse::<RawFd>().ok().filter(|number| *number >= 0);
+    let number = parsed.ok_or_else(|| format!("fd:{number} is no descriptor"))?;
     // SAFETY: borrowed for one call only, which fails if the descriptor is not open.
     let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
     rustix::io::fcntl_setfd(borrowed, FdFlags::CLOEXEC)

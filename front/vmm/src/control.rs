@@ -2,7 +2,6 @@
 
 use std::os::fd::OwnedFd;
 
-use serde_json::Value;
 use slipway_peer::{Foreign, Received};
 
 use crate::qmp::{self, Request};
@@ -69,11 +68,6 @@ impl Control {
     /// Sends as many of the waiting bytes as the client takes.
     pub fn flush(&mut self) {
         self.with_client(|connection| connection.client.flush());
-    }
-
-    /// Answers a request.
-    pub fn answer(&mut self, id: &Value, outcome: Result<Value, String>) {
-        self.send(&qmp::answer(id, outcome));
     }
 
     /// Sends a line to the client, if there is one.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use slipway_vmm::board::Board;
 use slipway_vmm::cpus::Cpus;
+use slipway_vmm::plug::Kind;
 
 use crate::qmp;
 
@@ -21,7 +22,7 @@ impl HotCpus {
         let all = Self(saved.iter().cloned().collect());
         let bit = |cpu: &u8| 1_u32.checked_shl((*cpu).into()).unwrap_or(0);
         let bits = all.0.keys().fold(0, |bits, cpu| bits | bit(cpu));
-        match bits == board.taken_cpus() && all.0.len() == bits.count_ones() as usize {
+        match bits == board.taken(Kind::Cpu) && all.0.len() == bits.count_ones() as usize {
             true => Ok(all),
             false => Err("the saved state: names of CPUs that are not there".into()),
         }
@@ -62,7 +63,7 @@ impl HotCpus {
         }
         self.0.insert(cpu, name);
         cpus.plug(cpu);
-        board.cpu_plugged(cpu);
+        board.plugged(Kind::Cpu, cpu);
         Ok(())
     }
 
@@ -72,7 +73,7 @@ impl HotCpus {
     /// There is no such CPU.
     pub fn unplug(&self, board: &Board, name: &str) -> Result<(), String> {
         let cpu = self.find(name).ok_or_else(|| format!("there is no device {name:?}"))?;
-        board.ask_for_cpu(cpu);
+        board.ask_for(Kind::Cpu, cpu);
         Ok(())
     }
 

@@ -104,16 +104,6 @@ const CPU: [c_long; 3] = [libc::SYS_eventfd2, libc::SYS_epoll_ctl, libc::SYS_set
 mod kvm {
     pub const GET_DIRTY_LOG: u64 = 0x4010_ae42;
     pub const GET_CLOCK: u64 = 0x8030_ae7c;
-    pub const GET_SREGS: u64 = 0x8138_ae83;
-    pub const GET_MSRS: u64 = 0xc008_ae88;
-    pub const GET_LAPIC: u64 = 0x8400_ae8e;
-    pub const GET_MP_STATE: u64 = 0x8004_ae98;
-    pub const GET_VCPU_EVENTS: u64 = 0x8040_ae9f;
-    pub const GET_DEBUGREGS: u64 = 0x8080_aea1;
-    pub const GET_TSC_KHZ: u64 = 0xaea3;
-    pub const GET_XSAVE: u64 = 0x9000_aea4;
-    pub const GET_XCRS: u64 = 0x8188_aea6;
-    pub const GET_XSAVE2: u64 = 0x9000_aecf;
     pub const RUN: u64 = 0xae80;
     pub const GET_REGS: u64 = 0x8090_ae81;
     pub const SET_USER_MEMORY_REGION: u64 = 0x4020_ae46;
@@ -132,16 +122,16 @@ const KVM_SHARED: [u64; 4] = [kvm::SET_GSI_ROUTING, kvm::IRQFD, kvm::IOEVENTFD, 
 const KVM_CPU: [u64; 3] = [kvm::RUN, kvm::GET_REGS, kvm::SET_USER_MEMORY_REGION];
 /// Further requests of a CPU's thread, which saves the CPU's state.
 const KVM_CPU_STATE: [u64; 10] = [
-    kvm::GET_SREGS,
-    kvm::GET_MSRS,
-    kvm::GET_LAPIC,
-    kvm::GET_MP_STATE,
-    kvm::GET_VCPU_EVENTS,
-    kvm::GET_DEBUGREGS,
-    kvm::GET_TSC_KHZ,
-    kvm::GET_XSAVE,
-    kvm::GET_XCRS,
-    kvm::GET_XSAVE2,
+    0x8138_ae83, // KVM_GET_SREGS
+    0xc008_ae88, // KVM_GET_MSRS
+    0x8400_ae8e, // KVM_GET_LAPIC
+    0x8004_ae98, // KVM_GET_MP_STATE
+    0x8040_ae9f, // KVM_GET_VCPU_EVENTS
+    0x8080_aea1, // KVM_GET_DEBUGREGS
+    0xaea3,      // KVM_GET_TSC_KHZ
+    0x9000_aea4, // KVM_GET_XSAVE
+    0x8188_aea6, // KVM_GET_XCRS
+    0x9000_aecf, // KVM_GET_XSAVE2
 ];
 /// Further requests of the event loop and its threads, of which one saves the machine, and has KVM
 /// note what is written to the memory slots meanwhile.

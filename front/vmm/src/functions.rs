@@ -80,7 +80,7 @@ impl Functions {
         }
         let attach = sockets.into_iter().enumerate().map(|(number, socket)| {
             let attached = Attached::new(machine, device_of(number), number, socket)?;
-            machine.board().function_present(device_of(number));
+            machine.board.function_present(device_of(number));
             Ok((number, Function::new(format!("function-{number}"), attached)))
         });
         Self::of(machine, attach.collect::<Result<_, String>>()?)
@@ -91,8 +91,8 @@ impl Functions {
             all,
             reserved: BTreeMap::new(),
             jobs: WorkerThreads::new()?,
-            chassis: machine.chassis().clone(),
-            board: Arc::clone(machine.board()),
+            chassis: machine.chassis.clone(),
+            board: Arc::clone(&machine.board),
         })
     }
 

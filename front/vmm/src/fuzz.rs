@@ -47,7 +47,7 @@ pub fn control(data: &[u8]) {
                 Err(reason) => reason,
             };
             check(&request.id, reason.clone());
-            control.answer(&request.id, Err(reason));
+            control.send(&qmp::answer(&request.id, Err(reason)));
         }
     }
 }

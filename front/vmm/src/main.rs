@@ -37,21 +37,17 @@ const WRONG_USE: u8 = 2;
 const FAILED: u8 = 1;
 
 fn main() -> ExitCode {
-    match args::parse(std::env::args_os()) {
+    let (reason, status) = match args::parse(std::env::args_os()) {
         Ok(args::Parsed::Print(text)) => {
             print!("{text}");
-            ExitCode::SUCCESS
+            return ExitCode::SUCCESS;
         }
         Ok(args::Parsed::Run(args)) => match process::run(*args) {
-            Ok(status) => ExitCode::from(status),
-            Err(reason) => {
-                eprintln!("slipway-vmm: {reason}");
-                ExitCode::from(FAILED)
-            }
+            Ok(status) => return ExitCode::from(status),
+            Err(reason) => (reason, FAILED),
         },
-        Err(reason) => {
-            eprintln!("slipway-vmm: {reason}");
-            ExitCode::from(WRONG_USE)
-        }
-    }
+        Err(reason) => (reason, WRONG_USE),
+    };
+    eprintln!("slipway-vmm: {reason}");
+    ExitCode::from(status)
 }

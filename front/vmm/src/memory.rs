@@ -41,7 +41,7 @@ impl HotMemory {
     /// # Errors
     /// The reason in one line.
     pub fn new(machine: &Machine) -> Result<Self, String> {
-        let devices = own::memory(machine.chassis())?;
+        let devices = own::memory(&machine.chassis)?;
         let device = |local| Device { local, told: 0, at: None };
         Ok(Self(devices.into_iter().map(device).collect()))
     }
@@ -60,7 +60,7 @@ impl HotMemory {
             return Err("the saved state: devices of hot-plug memory that cannot be".into());
         }
         for (device, saved) in self.0.iter_mut().zip(saved) {
-            device.local.restore(machine.chassis().pci(), saved)?;
+            device.local.restore(&machine.chassis.pci, saved)?;
             device.told = device.plugged();
         }
         Ok(())

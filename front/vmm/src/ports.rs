@@ -68,12 +68,12 @@ impl Ports {
         listener: Option<OwnedFd>,
         reports: bool,
     ) -> Result<Self, String> {
-        let console = own::console(machine.chassis())?;
+        let console = own::console(&machine.chassis)?;
         console.serve(|console| console.set_host_open(CONSOLE_PORT, true));
-        let rng = own::rng(machine.chassis())?;
-        let pmem = own::pmem(machine.chassis())?;
-        let balloon = reports.then(|| own::balloon(machine.chassis())).transpose()?;
-        let output = Arc::clone(machine.output());
+        let rng = own::rng(&machine.chassis)?;
+        let pmem = own::pmem(&machine.chassis)?;
+        let balloon = reports.then(|| own::balloon(&machine.chassis)).transpose()?;
+        let output = Arc::clone(&machine.output);
         Ok(Self { console, rng, pmem, balloon, output, listener, agent: None })
     }
 
@@ -101,7 +101,7 @@ impl Ports {
     /// # Errors
     /// The reason in one line.
     pub fn restore(&self, machine: &Machine, saved: &OwnState) -> Result<(), String> {
-        let bus = machine.chassis().pci();
+        let bus = &machine.chassis.pci;
         own::restore_console(&self.console, bus, &saved.console)?;
         self.rng.restore(bus, &saved.rng)?;
         let (pmem, balloon) = (self.pmem.iter(), self.balloon.iter());

@@ -252,10 +252,10 @@ impl Process {
 
     /// Follows what the guest has ejected.
     fn look_at_slots(&mut self) {
-        for device in plug::slots(self.board().ejected_functions()) {
+        for device in plug::slots(self.board().ejected(plug::Kind::Function)) {
             self.functions.ejected(device);
         }
-        for cpu in plug::slots(self.board().ejected_cpus()) {
+        for cpu in plug::slots(self.board().ejected(plug::Kind::Cpu)) {
             if let Some(line) = self.hot_cpus.ejected(&self.running.cpus, cpu) {
                 self.tell(&line);
             }
@@ -267,7 +267,7 @@ impl Process {
     }
 
     fn answer(&mut self, id: &Value, outcome: Result<Value, String>) {
-        self.control.iter_mut().for_each(|control| control.answer(id, outcome.clone()));
+        self.tell(&qmp::answer(id, outcome));
     }
 
     fn has_device(&self, name: &str) -> bool {

@@ -10,13 +10,12 @@ use slipway_vmm::board::Exit;
 /// in microseconds (guest and exits), page faults of the process, and the guest's memory in bytes,
 /// without and with what is `plugged`, and the part that somebody has touched.
 pub fn collect(running: &Running, plugged: u64) -> Value {
-    let exits = Exit::ALL.iter().zip(running.board.exits());
-    let exits: BTreeMap<_, _> = exits.map(|((_, name), count)| (*name, count)).collect();
+    let exits: BTreeMap<_, _> = Exit::NAMES.into_iter().zip(running.board.exits()).collect();
     let times = running.cpus.times().into_iter().map(|time| time.as_micros() as u64);
     let times: Vec<u64> = times.collect();
     let (minor, major) = faults();
     let faults = json!({ "minor": minor, "major": major });
-    let ram = running.chassis.ram();
+    let ram = &running.chassis.ram;
     let memory = json!({
         "bytes": ram.bytes(),
         "plugged": plugged,

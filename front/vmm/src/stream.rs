@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use slipway_peer::{Bin, Received};
@@ -58,10 +59,7 @@ impl Client {
 
     /// Returns whether the peer has closed its end.
     pub fn is_hung_up(&self) -> bool {
-        use rustix::event::{PollFd, PollFlags, Timespec};
-        let mut poll = [PollFd::new(&self.socket, PollFlags::empty())];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        rustix::event::poll(&mut poll, Some(&now)).is_ok_and(|ready| ready > 0)
+        !slipway_peer::ready(&self.socket, PollFlags::empty()).is_empty()
     }
 
     /// Returns the number of bytes that can be sent at present.

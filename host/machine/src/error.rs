@@ -44,9 +44,6 @@ pub enum Error {
 impl Error {
     /// Makes the error of a request that KVM refused.
     pub(crate) fn kvm(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
-        move |error| {
-            let source = std::io::Error::from_raw_os_error(error.errno());
-            Self::Kvm { what, source }
-        }
+        move |error| Self::Kvm { what, source: std::io::Error::from_raw_os_error(error.errno()) }
     }
 }

@@ -98,7 +98,10 @@ impl Cpu<'_> {
         all.extend(topology(self.cpu, self.cpus));
         all.extend(xsave::leaves(self.level, self.vendor(), self.bits(0x0d, 1, Eax)));
         all.extend(self.of_kvm());
-        all.extend(self.extended());
+        all.extend(match self.vendor() {
+            Vendor::Intel => self.extended_of_intel(),
+            Vendor::Amd => self.extended_of_amd(),
+        });
         all
     }
 
@@ -126,14 +129,6 @@ impl Cpu<'_> {
         }
         let first = Leaf::new(0x4000_0000, [LAST_KVM, word(0), word(4), word(8)]);
         [first, Leaf::new(LAST_KVM, [own, 0, 0, 0])]
-    }
-
-    /// The extended leaves.
-    fn extended(&self) -> Vec<Leaf> {
-        match self.vendor() {
-            Vendor::Intel => self.extended_of_intel(),
-            Vendor::Amd => self.extended_of_amd(),
-        }
     }
 
     fn extended_of_intel(&self) -> Vec<Leaf> {

@@ -164,11 +164,6 @@ impl Client {
         usize::try_from(theirs).unwrap_or(MAX_MSG_FDS).clamp(1, MAX_MSG_FDS)
     }
 
-    /// Returns whether the server has closed its end.
-    pub(crate) fn is_hung_up(&self) -> bool {
-        self.wire.is_hung_up()
-    }
-
     /// Returns whether a successor of the server holds the function for this client.
     pub(crate) fn resumes(&self) -> bool {
         self.server.resume == Some(true)
@@ -499,8 +494,7 @@ impl AsFd for Client {
 
 /// Parses the description of a region.
 pub(crate) fn described(mut reply: Message) -> Result<RegionDescription, ClientError> {
-    let (info, _) = spec::RegionInfo::read_from_prefix(&reply.payload)
-        .map_err(|_| ClientError::Malformed("region info"))?;
+    let info: spec::RegionInfo = parsed(&reply)?;
     let flags = spec::RegionFlags::from_bits_retain(info.flags.get());
     let areas = info.areas(&reply.payload).ok_or(ClientError::Malformed("capabilities"))?;
     Ok(RegionDescription {

@@ -163,7 +163,7 @@ impl RemoteFunction {
         // A call that has the connection at present notices its end by itself.
         if let Ok(mut inner) = self.inner.try_lock()
             && let ServerLink::Up(client) = &inner.link
-            && client.is_hung_up()
+            && client.wire.is_hung_up()
         {
             self.lose(&mut inner, "the server hung up".into());
         }

@@ -12,7 +12,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use slipway_peer::{Bin, Foreign};
@@ -114,9 +114,7 @@ impl Wire {
 
     /// Returns whether the peer has closed its end. Messages that it sent before may be unread.
     pub fn is_hung_up(&self) -> bool {
-        let mut asked = [PollFd::new(&self.socket, PollFlags::empty())];
-        poll(&mut asked, Some(&Timespec::default())).is_ok()
-            && asked[0].revents().contains(PollFlags::HUP)
+        slipway_peer::ready(&self.socket, PollFlags::empty()).contains(PollFlags::HUP)
     }
 
     /// Returns whether output waits to be sent.

@@ -16,13 +16,13 @@ mod state;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::interrupts::Interrupts;
 use crate::lock::lock;
 use crate::output::Output;
 use crate::pci::Bus;
-use crate::plug::{self, Bank};
+use crate::plug::{self, Bank, Kind};
 use crate::power::{self, Power};
 use crate::serial::SerialPort;
 use crate::{Result, eventfd, layout};
@@ -58,14 +58,9 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// All kinds, in the order of their declaration, each with its name in statistics.
-    pub const ALL: [(Self, &'static str); 5] = [
-        (Self::PortWrite, "port_write"),
-        (Self::PortRead, "port_read"),
-        (Self::MemoryWrite, "memory_write"),
-        (Self::MemoryRead, "memory_read"),
-        (Self::EndOfInterrupt, "end_of_interrupt"),
-    ];
+    /// The names of all kinds in statistics, in the order of their declaration.
+    pub const NAMES: [&str; 5] =
+        ["port_write", "port_read", "memory_write", "memory_read", "end_of_interrupt"];
 }
 
 /// The parts of a machine that come and go while it runs, by their numbers.
@@ -85,9 +80,9 @@ pub struct Board {
     pci: Arc<Bus>,
     /// The PCI devices and CPUs that can be plugged and removed.
     slots: Slots,
-    functions: Mutex<Bank>,
-    cpus: Mutex<Bank>,
-    exits: [AtomicU64; Exit::ALL.len()],
+    /// Their registers, by [`Kind`].
+    banks: [Mutex<Bank>; 2],
+    exits: [AtomicU64; Exit::NAMES.len()],
     /// The guest's kernel has reported a panic.
     panicked: AtomicBool,
     end: Mutex<Option<End>>,
@@ -116,8 +111,7 @@ impl Board {
             serial: Mutex::new(SerialPort::new(Arc::clone(&interrupts), console)),
             power: Mutex::default(),
             slots,
-            functions: Mutex::default(),
-            cpus: Mutex::default(),
+            banks: Default::default(),
             exits: Default::default(),
             panicked: AtomicBool::new(false),
             end: Mutex::default(),
@@ -148,8 +142,8 @@ impl Board {
         self.panicked.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of exits of each kind since the start, in the order of [`Exit::ALL`].
-    pub fn exits(&self) -> [u64; Exit::ALL.len()] {
+    /// Returns the number of exits of each kind since the start, in the order of [`Exit::NAMES`].
+    pub fn exits(&self) -> [u64; Exit::NAMES.len()] {
         std::array::from_fn(|kind| self.exits[kind].load(Ordering::Relaxed))
     }
 
@@ -193,65 +187,46 @@ impl Board {
     /// Notes that a function is on the bus since the start, as PCI device `device`.
     pub fn function_present(&self, device: u8) {
         if self.slots.functions.contains(&device) {
-            lock(&self.functions).take(device);
+            self.bank(Kind::Function).take(device);
         }
     }
 
-    /// Tells the guest that a function has been added to the bus, as PCI device `device`, which is
-    /// one of [`Slots::functions`].
-    pub fn function_plugged(&self, device: u8) {
-        lock(&self.functions).plug(device);
-        self.announce(power::EVENT_FUNCTIONS);
+    /// Tells the guest that a part has been added, which is one of [`Board::slots`]: a function on
+    /// the bus, or a CPU.
+    pub fn plugged(&self, kind: Kind, number: u8) {
+        self.bank(kind).plug(number);
+        self.announce(kind.event());
     }
 
-    /// Asks the guest to give up PCI device `device`, which it may ignore. Once it has ejected the
-    /// device, [`Board::ejected_functions`] returns the device.
-    pub fn ask_for_function(&self, device: u8) {
-        if lock(&self.functions).ask(device) {
-            self.announce(power::EVENT_FUNCTIONS);
+    /// Asks the guest to give up a part, which it may ignore. Once it has ejected the part,
+    /// [`Board::ejected`] returns the part.
+    pub fn ask_for(&self, kind: Kind, number: u8) {
+        if self.bank(kind).ask(number) {
+            self.announce(kind.event());
         }
     }
 
-    /// Returns the PCI devices that the guest has ejected since the last call, a bit each. They are
+    /// Returns the parts that the guest has ejected since the last call, a bit each. Functions are
     /// off the bus.
-    pub fn ejected_functions(&self) -> u32 {
-        lock(&self.functions).take_ejected()
+    pub fn ejected(&self, kind: Kind) -> u32 {
+        self.bank(kind).take_ejected()
     }
 
-    /// Tells the guest that CPU `cpu` is there, which is one of [`Slots::cpus`].
-    pub fn cpu_plugged(&self, cpu: u8) {
-        lock(&self.cpus).plug(cpu);
-        self.announce(power::EVENT_CPUS);
+    fn bank(&self, kind: Kind) -> MutexGuard<'_, Bank> {
+        lock(&self.banks[kind as usize])
     }
 
-    /// Asks the guest to give up CPU `cpu`, which it may ignore. Once it has ejected the CPU,
-    /// [`Board::ejected_cpus`] returns the CPU.
-    pub fn ask_for_cpu(&self, cpu: u8) {
-        if lock(&self.cpus).ask(cpu) {
-            self.announce(power::EVENT_CPUS);
-        }
-    }
-
-    /// Returns the CPUs that the guest has ejected since the last call, a bit each.
-    pub fn ejected_cpus(&self) -> u32 {
-        lock(&self.cpus).take_ejected()
-    }
-
-    fn write_functions(&self, offset: u16, data: &[u8]) {
+    fn write_bank(&self, kind: Kind, offset: u16, data: &[u8]) {
         let ejected = {
-            let mut functions = lock(&self.functions);
-            let ejected = functions.write(offset, data);
+            let mut bank = self.bank(kind);
+            let ejected = bank.write(offset, data);
             // Whoever finds the device ejected finds it off the bus.
-            plug::slots(ejected).for_each(|device| self.pci.eject(device));
+            if kind == Kind::Function {
+                plug::slots(ejected).for_each(|device| self.pci.eject(device));
+            }
             ejected
         };
         if ejected != 0 {
-            self.tell();
-        }
-    }
-
-    fn write_cpus(&self, offset: u16, data: &[u8]) {
-        if lock(&self.cpus).write(offset, data) != 0 {
             self.tell();
         }
     }
@@ -271,9 +246,9 @@ impl Board {
                 power::Effect::Reset => return Err(self.reset()),
             }
         } else if layout::FUNCTION_SLOTS.contains(&port) {
-            self.write_functions(port - layout::FUNCTION_SLOTS.start, data);
+            self.write_bank(Kind::Function, port - layout::FUNCTION_SLOTS.start, data);
         } else if layout::CPU_SLOTS.contains(&port) {
-            self.write_cpus(port - layout::CPU_SLOTS.start, data);
+            self.write_bank(Kind::Cpu, port - layout::CPU_SLOTS.start, data);
         } else if port == layout::PANIC_PORT && data.first().is_some_and(|b| b & PANICKED != 0) {
             self.panicked.store(true, Ordering::Relaxed);
             self.tell();
@@ -289,9 +264,9 @@ impl Board {
         } else if layout::POWER.contains(&port) {
             lock(&self.power).read(port - layout::POWER.start, data);
         } else if layout::FUNCTION_SLOTS.contains(&port) {
-            lock(&self.functions).read(port - layout::FUNCTION_SLOTS.start, data);
+            self.bank(Kind::Function).read(port - layout::FUNCTION_SLOTS.start, data);
         } else if layout::CPU_SLOTS.contains(&port) {
-            lock(&self.cpus).read(port - layout::CPU_SLOTS.start, data);
+            self.bank(Kind::Cpu).read(port - layout::CPU_SLOTS.start, data);
         } else if let (layout::PANIC_PORT, [first, ..]) = (port, data) {
             *first = PANICKED;
         }

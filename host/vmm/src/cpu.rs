@@ -1,8 +1,8 @@
 //! A virtual CPU: its first state, and the thread that runs it.
 //!
 //! An exit of another kind is an arm of `run_once`. It is counted as an `Exit` of `board`, whose
-//! table `Exit::ALL` gives it its name in `slipway-statistics` (`docs/vmm.md`, "Control"). An exit
-//! that no arm names ends the machine, with its name as the reason. A triple fault
+//! table `Exit::NAMES` gives it its name in `slipway-statistics` (`docs/vmm.md`, "Control"). An
+//! exit that no arm names ends the machine, with its name as the reason. A triple fault
 //! (`VcpuExit::Shutdown`) is a reset (`Board::reset`), as on a real machine. An exit that KVM has
 //! to be asked for is asked for where the machine is made (`machine::make`), by an ioctl that
 //! `filter` of `front/vmm` admits. Tests: `hostile.rs` of `tests/guests`.

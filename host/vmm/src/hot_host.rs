@@ -43,7 +43,7 @@ impl MemoryHost for HotHost {
 
     fn discard(&mut self, piece: Range<u64>) -> Result<(), Refused> {
         debug_assert_eq!(piece.end - piece.start, PIECE);
-        let start = self.region()?.devices().start + piece.start;
+        let start = self.region()?.devices.start + piece.start;
         self.ram.discard(start).and_then(Result::ok).ok_or(Refused)
     }
 }
@@ -74,8 +74,8 @@ mod tests {
         let ram = ram(&[region(128, 1), region(256, 2)]).unwrap();
         assert_eq!(ram.bytes(), 64 * MIB);
         let [first, second] = ram.hot_memory() else { panic!("two regions") };
-        assert_eq!((first.devices().start, first.devices().offset), (68 * GIB, 64 * MIB));
-        assert_eq!((second.devices().start, second.devices().offset), (70 * GIB, 192 * MIB));
+        assert_eq!((first.devices.start, first.devices.offset), (68 * GIB, 64 * MIB));
+        assert_eq!((second.devices.start, second.devices.offset), (70 * GIB, 192 * MIB));
         assert_eq!((first.geometry().block, second.geometry().node), (MIN_BLOCK, 2));
         ram.memory().write(68 * GIB, b"device").unwrap();
         assert!(ram.memory().write(68 * GIB + 128 * MIB, b"x").is_err());
@@ -108,7 +108,7 @@ mod tests {
         let hot = &ram.hot_memory()[0];
         // The kernel checks the address of the buffer, so that the test meets no fault.
         let accessible = |offset: usize| {
-            let (base, _) = hot.guest().span.slice(offset, 1).io_vector();
+            let (base, _) = hot.guest.span.slice(offset, 1).io_vector();
             let (read, write) = rustix::pipe::pipe().unwrap();
             rustix::io::write(&write, &[9]).unwrap();
             use std::os::fd::AsRawFd;

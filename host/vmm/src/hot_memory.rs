@@ -92,9 +92,9 @@ pub fn check(regions: &[HotRegion]) -> Result<u64> {
 /// A region of hot-plug memory.
 pub struct HotMemory {
     /// The mapping of the devices.
-    devices: Part,
+    pub devices: Part,
     /// The mapping of the guest's CPUs.
-    guest: Part,
+    pub(crate) guest: Part,
     region: HotRegion,
     /// The unit in bytes by which the usable part grows.
     unit: u64,
@@ -127,16 +127,6 @@ impl HotMemory {
         let hot = Self { devices, guest, region, unit, reach: Mutex::default() };
         hot.protect(&(0..region.bytes), MprotectFlags::empty())?;
         Ok(hot)
-    }
-
-    /// Returns the mapping of the devices.
-    pub fn devices(&self) -> &Part {
-        &self.devices
-    }
-
-    /// Returns the mapping of the guest's CPUs.
-    pub(crate) fn guest(&self) -> &Part {
-        &self.guest
     }
 
     /// Returns the region's place, blocks and node.

@@ -64,7 +64,7 @@ impl<F: Function + 'static> Local<F> {
     ) -> Result<Self> {
         let sink = Arc::new(Sink::default());
         let interrupt = |vector| Interrupt::new(Arc::clone(&sink) as Arc<_>, vector);
-        let function = make(machine.ram().memory(), (0..vectors).map(interrupt).collect());
+        let function = make(machine.ram.memory(), (0..vectors).map(interrupt).collect());
         let function = function.map_err(|error| Error::Config(error.to_string()))?;
         let notified = eventfd::new()?;
         let copy = notified.try_clone().map_err(Error::system("duplicating a descriptor"))?;
@@ -82,9 +82,9 @@ impl<F: Function + 'static> Local<F> {
         let shape = Shape { bars, vectors: VectorSource::Calls, notifications };
         let shared = Arc::new(Shared { function: Mutex::new(function), polling, notified });
         let backend: Box<dyn Backend> = Box::new(Arc::clone(&shared));
-        let slot = Slot::new(number, backend, shape, machine.vm(), machine.interrupts());
+        let slot = Slot::new(number, backend, shape, &machine.vm, &machine.interrupts);
         let _ = sink.0.set(Arc::downgrade(&slot));
-        machine.pci().add(Arc::clone(&slot))?;
+        machine.pci.add(Arc::clone(&slot))?;
         Ok(Self { shared, slot })
     }
 

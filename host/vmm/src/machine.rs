@@ -79,23 +79,17 @@ pub enum Start {
 /// The parts of a machine that a function is attached to. Clones are of the same machine.
 #[derive(Clone)]
 pub struct Chassis {
-    vm: Arc<VmFd>,
-    ram: Arc<GuestRam>,
-    interrupts: Arc<Interrupts>,
-    pci: Arc<Bus>,
+    /// KVM's handle of the machine.
+    pub vm: Arc<VmFd>,
+    /// The guest's memory.
+    pub ram: Arc<GuestRam>,
+    /// The interrupt lines.
+    pub interrupts: Arc<Interrupts>,
+    /// The PCI bus.
+    pub pci: Arc<Bus>,
 }
 
 impl Chassis {
-    /// Returns KVM's handle of the machine.
-    pub fn vm(&self) -> &Arc<VmFd> {
-        &self.vm
-    }
-
-    /// Returns the guest's memory.
-    pub fn ram(&self) -> &Arc<GuestRam> {
-        &self.ram
-    }
-
     /// Returns the bytes of the guest's memory that somebody has touched: the file has no pages for
     /// the others.
     pub fn touched(&self) -> u64 {
@@ -104,23 +98,16 @@ impl Chassis {
         let stat = rustix::fs::fstat(self.ram.file());
         stat.map_or(0, |stat| stat.st_blocks.cast_unsigned() * BLOCK)
     }
-
-    /// Returns the interrupt lines.
-    pub fn interrupts(&self) -> &Arc<Interrupts> {
-        &self.interrupts
-    }
-
-    /// Returns the PCI bus.
-    pub fn pci(&self) -> &Arc<Bus> {
-        &self.pci
-    }
 }
 
 /// A machine whose CPUs have not run yet.
 pub struct Machine {
-    chassis: Chassis,
-    board: Arc<Board>,
-    output: Arc<Output>,
+    /// The parts that functions are attached to.
+    pub chassis: Chassis,
+    /// The board.
+    pub board: Arc<Board>,
+    /// The destination of what the guest prints.
+    pub output: Arc<Output>,
     memory_slots: MemorySlots,
     cpus: Vec<Cpu>,
     /// The CPUs that are there from the start, a bit each.
@@ -191,26 +178,11 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Returns the parts that functions are attached to.
-    pub fn chassis(&self) -> &Chassis {
-        &self.chassis
-    }
-
-    /// Returns the destination of what the guest prints.
-    pub fn output(&self) -> &Arc<Output> {
-        &self.output
-    }
-
-    /// Returns the board.
-    pub fn board(&self) -> &Arc<Board> {
-        &self.board
-    }
-
     /// Returns the memory that the guest will touch soon, if that is known: the guest is Linux,
     /// whose kernel has several MiB, and its memory is not a pool's. (A fork, whose memory is a
     /// pool's, too, begins at no kernel.)
     pub fn ahead(&self) -> Option<Ahead> {
-        let ram = self.chassis.ram();
+        let ram = &self.chassis.ram;
         let end = self.kernel.as_ref()?.end;
         let known = end > layout::HIGH_MEMORY + layout::HUGE_PAGE && !ram.is_recycled();
         known.then(|| Ahead::new(Arc::clone(ram), end))
@@ -229,7 +201,7 @@ impl Machine {
         self.memory_slots.finish()?;
         let Self { board, chassis, traits, .. } = self;
         if self.shows_configuration {
-            chassis.pci().show(chassis.vm(), layout::OWN_DEVICES)?;
+            chassis.pci.show(&chassis.vm, layout::OWN_DEVICES)?;
         }
         Ok(Running { cpus, board, chassis, traits })
     }

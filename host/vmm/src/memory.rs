@@ -121,7 +121,7 @@ impl GuestRam {
             len: part.len,
             offset: part.offset,
         };
-        let hot = ram.hot.iter().flat_map(|hot| [hot.devices(), hot.guest()]);
+        let hot = ram.hot.iter().flat_map(|hot| [&hot.devices, &hot.guest]);
         let ranges: Vec<Range> = ram.parts.iter().chain(hot).map(range).collect();
         let (connection, token) = hand_over.finish(&ranges).map_err(failed)?;
         Ok(Self { file: token, lease: Some(connection), recycled, ..ram })
@@ -195,7 +195,8 @@ impl GuestRam {
     /// [`Error::Kvm`]. Some of the writes may be noted then, or may still be.
     pub(crate) fn set_log(&self, vm: &VmFd, log: bool) -> Result<()> {
         let regions = self.map.regions();
-        let own: Vec<_> = regions.iter().filter(|(start, _)| self.ram_at(*start)).collect();
+        let is_ram = |start: u64| self.parts.iter().any(|part| part.start == start);
+        let own: Vec<_> = regions.iter().filter(|(start, _)| is_ram(*start)).collect();
         self.end_own_log();
         for (slot, part) in self.parts.iter().enumerate() {
             // SAFETY: as in `give_to`.
@@ -238,14 +239,9 @@ impl GuestRam {
         self.parts.iter().enumerate().map(of_part).collect()
     }
 
-    /// Returns whether a part of the RAM begins at the guest-physical address `start`.
-    fn ram_at(&self, start: u64) -> bool {
-        self.parts.iter().any(|part| part.start == start)
-    }
-
     fn slots(&self) -> impl Iterator<Item = &Part> {
-        let shared = self.shared.iter().map(SharedPages::part);
-        let hot = self.hot.iter().map(HotMemory::guest);
+        let shared = self.shared.iter().map(|shared| &shared.part);
+        let hot = self.hot.iter().map(|hot| &hot.guest);
         self.parts.iter().chain(shared).chain(hot)
     }
 
@@ -268,7 +264,7 @@ impl GuestRam {
     /// are. The hole is made by the mapping, since no descriptor of a pool's memory can be written
     /// to. Returns `None` if the bytes are not all in such memory.
     pub(crate) fn discard(&self, start: u64) -> Option<io::Result<()>> {
-        let hot = self.hot.iter().map(HotMemory::devices);
+        let hot = self.hot.iter().map(|hot| &hot.devices);
         let part = self.parts.iter().chain(hot).find(|part| part.holds(start, HUGE))?;
         let (base, len) = part.span.slice((start - part.start) as usize, HUGE as usize).extent();
         // SAFETY: the range is pinned and of whole pages. The guest has given up its bytes, and no

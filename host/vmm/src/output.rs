@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::PollFlags;
 
 /// Bytes that a pipe with room takes without waiting (`PIPE_BUF`).
 const AT_ONCE: usize = 4096;
@@ -26,9 +26,7 @@ impl Output {
     pub fn write_or_drop(&self, bytes: &[u8]) {
         let file = self.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         for part in bytes.chunks(AT_ONCE) {
-            let mut poll = [PollFd::new(&*file, PollFlags::OUT)];
-            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-            if !rustix::event::poll(&mut poll, Some(&now)).is_ok_and(|ready| ready > 0) {
+            if slipway_peer::ready(&*file, PollFlags::OUT).is_empty() {
                 return;
             }
             let _ = rustix::io::write(&*file, part);

@@ -103,8 +103,8 @@ pub fn rng(machine: &Chassis) -> Result<Local<Rng>> {
 /// # Errors
 /// [`crate::Error`].
 pub fn pmem(machine: &Chassis) -> Result<Option<Local<Pmem>>> {
-    let Some(shared) = machine.ram().shared() else { return Ok(None) };
-    let (start, bytes) = (shared.part().start, shared.part().len);
+    let Some(shared) = machine.ram.shared() else { return Ok(None) };
+    let (start, bytes) = (shared.part.start, shared.part.len);
     let place = (PMEM_DEVICE, slipway_virtio_pmem::VECTORS);
     let make = |memory, interrupts| {
         Pmem::new(slipway_virtio_pmem::Parts { memory, interrupts, start, bytes })
@@ -120,9 +120,9 @@ pub fn pmem(machine: &Chassis) -> Result<Option<Local<Pmem>>> {
 /// # Errors
 /// [`crate::Error`].
 pub fn balloon(machine: &Chassis) -> Result<Local<Balloon>> {
-    let regions = machine.ram().hot_memory().len();
+    let regions = machine.ram.hot_memory().len();
     let place = (layout::hot_memory_device(regions), slipway_virtio_balloon::VECTORS);
-    let ram = Arc::clone(machine.ram());
+    let ram = Arc::clone(&machine.ram);
     // A page that the kernel does not give back now stays the guest's.
     let discard = Box::new(move |start| ram.is_recycled() || ram.discard(start).is_some());
     Local::new(machine, Polling::InSteps, place, |memory, interrupts| {
@@ -137,11 +137,11 @@ pub fn balloon(machine: &Chassis) -> Result<Local<Balloon>> {
 pub fn memory(machine: &Chassis) -> Result<Vec<Local<Mem>>> {
     let device = |(index, region): (usize, &HotMemory)| {
         let place = (layout::hot_memory_device(index), slipway_virtio_mem::VECTORS);
-        let (geometry, host) = (region.geometry(), Box::new(HotHost::new(machine.ram(), index)));
+        let (geometry, host) = (region.geometry(), Box::new(HotHost::new(&machine.ram, index)));
         // To give back pages is nothing for a CPU's thread, whose filter refuses it.
         Local::new(machine, Polling::InSteps, place, |memory, interrupts| {
             Mem::new(slipway_virtio_mem::Parts { memory, interrupts, geometry, host })
         })
     };
-    machine.ram().hot_memory().iter().enumerate().map(device).collect()
+    machine.ram.hot_memory().iter().enumerate().map(device).collect()
 }

@@ -9,7 +9,6 @@ use std::io::{self, Write};
 
 use slipway_machine::pages::{BATCH, PAGE, RECORD};
 
-use crate::hot_memory::HotMemory;
 use crate::memory::GuestRam;
 use crate::part::Part;
 
@@ -80,7 +79,7 @@ impl<'a, W: Write> Records<'a, W> {
 
     /// Adds the pages that the file of the memory has.
     fn add_all(&mut self, ram: &GuestRam) -> io::Result<()> {
-        let hot = ram.hot_memory().iter().map(HotMemory::devices);
+        let hot = ram.hot_memory().iter().map(|hot| &hot.devices);
         for part in ram.parts().iter().chain(hot) {
             let (mut at, end) = (part.offset as usize, (part.offset + part.len) as usize);
             while let Some(mut data) = slipway_ram::next_data(ram.file(), at, end)? {
@@ -154,7 +153,7 @@ mod tests {
         }
         // Touched, and zeros.
         memory.write(4 * page, &[0; 2 * PAGE]).unwrap();
-        let hot = ram.hot_memory()[0].devices().start;
+        let hot = ram.hot_memory()[0].devices.start;
         memory.write(hot + 5 * page + 4090, b"region").unwrap();
         memory.write(hot + 5 * page, b"x").unwrap();
         expected.push((64 * MIB + 5 * page, b"region".to_vec()));

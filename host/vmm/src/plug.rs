@@ -12,14 +12,16 @@
 //! | 12 | written: slots that the guest gives up. Only those count that it was asked for. |
 //!
 //! PCI functions and CPUs have a bank each; memory comes by virtio-mem (`hot_memory`). Another kind
-//! of part has a range of ports in `layout`, its slots in `board::Slots`, its bank in `Board` and
-//! `BoardState`, a bit of the events of `power`, and byte code in `acpi/plug.rs`. `front/vmm` has a
+//! of part has a [`Kind`], a range of ports in `layout`, its slots in `board::Slots`, its bank in
+//! `BoardState`, a bit of the events of `power`, byte code in `acpi/plug.rs`. `front/vmm` has a
 //! command for it (`qmp`), and `host/hypervisor` a method of `Vm` (`interface`). Tests: `events.rs`
 //! of `tests/guests`, `tests/e2e/71-plug.sh`, `42-plug-kills.sh`; `docs/vmm.md`, "Hot plug".
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
+
+use crate::power;
 
 /// Bytes of a bank.
 pub const BANK: u16 = 16;
@@ -35,6 +37,25 @@ const TAKEN: u16 = 0;
 const PLUGGED: u16 = 4;
 const LEAVING: u16 = 8;
 const EJECT: u16 = 12;
+
+/// The kinds of parts that come and go while a machine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Functions, by the number of their PCI device.
+    Function,
+    /// CPUs, by their number.
+    Cpu,
+}
+
+impl Kind {
+    /// Returns the event that tells the guest of changes.
+    pub(crate) fn event(self) -> u8 {
+        match self {
+            Self::Function => power::EVENT_FUNCTIONS,
+            Self::Cpu => power::EVENT_CPUS,
+        }
+    }
+}
 
 /// A bank of 32 slots, a bit each; also its saved state.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -39,17 +39,20 @@ impl Write for Console {
     }
 }
 
-/// The saved registers of the port (16550). Pairs are low and high byte, or control and status.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// The saved registers of the port (16550), and the bytes that the guest has not read yet.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "SerialState", deny_unknown_fields)]
 pub struct SerialRegisters {
-    baud_divisor: [u8; 2],
+    baud_divisor_low: u8,
+    baud_divisor_high: u8,
     interrupt_enable: u8,
     interrupt_identification: u8,
-    line: [u8; 2],
-    modem: [u8; 2],
+    line_control: u8,
+    line_status: u8,
+    modem_control: u8,
+    modem_status: u8,
     scratch: u8,
-    received: Vec<u8>,
+    in_buffer: Vec<u8>,
 }
 
 /// The port.
@@ -62,17 +65,8 @@ impl SerialPort {
     }
 
     /// Returns the registers for a successor.
-    pub fn save(&self) -> SerialRegisters {
-        let state = self.0.state();
-        SerialRegisters {
-            baud_divisor: [state.baud_divisor_low, state.baud_divisor_high],
-            interrupt_enable: state.interrupt_enable,
-            interrupt_identification: state.interrupt_identification,
-            line: [state.line_control, state.line_status],
-            modem: [state.modem_control, state.modem_status],
-            scratch: state.scratch,
-            received: state.in_buffer,
-        }
+    pub fn save(&self) -> SerialState {
+        self.0.state()
     }
 
     /// Makes the port of a predecessor's registers. A pending interrupt is raised anew.
@@ -80,23 +74,11 @@ impl SerialPort {
     /// # Errors
     /// [`Error::State`].
     pub fn restore(
-        saved: &SerialRegisters,
+        saved: &SerialState,
         interrupts: Arc<Interrupts>,
         console: Arc<Output>,
     ) -> Result<Self> {
-        let state = SerialState {
-            baud_divisor_low: saved.baud_divisor[0],
-            baud_divisor_high: saved.baud_divisor[1],
-            interrupt_enable: saved.interrupt_enable,
-            interrupt_identification: saved.interrupt_identification,
-            line_control: saved.line[0],
-            line_status: saved.line[1],
-            modem_control: saved.modem[0],
-            modem_status: saved.modem[1],
-            scratch: saved.scratch,
-            in_buffer: saved.received.clone(),
-        };
-        let port = Serial::from_state(&state, Line(interrupts), NoEvents, Console(console));
+        let port = Serial::from_state(saved, Line(interrupts), NoEvents, Console(console));
         port.map(Self).map_err(|error| Error::State(format!("the serial port: {error}")))
     }
 

@@ -32,7 +32,8 @@ pub const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::WRITE);
 /// Pages that a guest reads and shares with others.
 pub struct SharedPages {
     file: OwnedFd,
-    part: Part,
+    /// The place of the pages.
+    pub part: Part,
 }
 
 impl SharedPages {
@@ -58,11 +59,6 @@ impl SharedPages {
         }
         let part = Part::new(map, file.as_fd(), (start, 0, len), Permissions::READ_ONLY);
         Ok(Self { part: part.map_err(failed)?, file })
-    }
-
-    /// Returns the place of the pages.
-    pub fn part(&self) -> &Part {
-        &self.part
     }
 
     /// Returns the file.
@@ -105,7 +101,7 @@ mod tests {
         let mut map = DmaMap::new();
         let start = 4 * GIB;
         let shared = SharedPages::new(&mut map, file(2 * MIB, b"image", SEALS), start).unwrap();
-        assert_eq!((shared.part().start, shared.part().len), (start, 2 * MIB));
+        assert_eq!((shared.part.start, shared.part.len), (start, 2 * MIB));
         let mut bytes = [0; 5];
         map.memory().read(start, &mut bytes).unwrap();
         assert_eq!(&bytes, b"image");

@@ -43,7 +43,7 @@ impl Written {
     /// [`Error::Kvm`]; [`Error::Function`] with a server that has no log; [`Error::Memory`] of a
     /// machine with hot-plug memory.
     pub fn begin(chassis: &Chassis, functions: Vec<(usize, Arc<Attached>)>) -> Result<Self> {
-        if !chassis.ram().hot_memory().is_empty() {
+        if !chassis.ram.hot_memory().is_empty() {
             return Err(Error::Memory("hot-plug memory is not copied while its guest runs".into()));
         }
         let all = functions.iter().map(|(number, one)| (*number, Arc::downgrade(one))).collect();
@@ -53,7 +53,7 @@ impl Written {
         for (number, attached) in functions {
             attached.set_log(number, true)?;
         }
-        this.chassis.ram().set_log(this.chassis.vm(), true)?;
+        this.chassis.ram.set_log(&this.chassis.vm, true)?;
         Ok(this)
     }
 
@@ -64,7 +64,7 @@ impl Written {
     /// # Errors
     /// The error of writing, or the reason why a party has no log.
     pub fn copy(&self, to: &mut impl Write) -> io::Result<usize> {
-        let ram = self.chassis.ram();
+        let ram = &self.chassis.ram;
         pages::write(ram, Zeros::Skip, to, &ROUND)?;
         let mut last = usize::MAX;
         for _ in 1..ROUNDS {
@@ -89,7 +89,7 @@ impl Written {
     /// # Errors
     /// The error of writing.
     pub fn copy_rest(&self, to: &mut impl Write) -> io::Result<()> {
-        let ram = self.chassis.ram();
+        let ram = &self.chassis.ram;
         // An earlier reader may have given up, and its bits were taken.
         let taken = if self.rest_taken.swap(true, Ordering::Relaxed) {
             Err(Error::State("an earlier save has taken what was written to".into()))
@@ -107,8 +107,8 @@ impl Written {
 
     /// Takes the bits of all parties, for each part of the RAM. After an error bits are lost.
     fn take(&self) -> Result<Vec<Vec<u64>>> {
-        let ram = self.chassis.ram();
-        let mut written = ram.take_written(self.chassis.vm())?;
+        let ram = &self.chassis.ram;
+        let mut written = ram.take_written(&self.chassis.vm)?;
         let gone = || Error::State("a function went meanwhile".into());
         for (part, words) in ram.parts().iter().zip(&mut written) {
             for (number, attached) in &self.functions {
@@ -125,6 +125,6 @@ impl Drop for Written {
         for (number, attached) in &self.functions {
             let _ = attached.upgrade().map(|attached| attached.set_log(*number, false));
         }
-        let _ = self.chassis.ram().set_log(self.chassis.vm(), false);
+        let _ = self.chassis.ram.set_log(&self.chassis.vm, false);
     }
 }

@@ -14,6 +14,32 @@ use core::iter;
 /// Bytes of a PCI Express function's configuration space (PCIe 7.2.2).
 pub const CONFIG_SIZE: usize = 4096;
 
+/// Returns the 16 bits at byte `at` of a configuration space, which is little-endian (PCI Local Bus
+/// 3.0, 6.1).
+///
+/// # Panics
+/// If the bits end behind the space.
+pub fn word(space: &[u8; CONFIG_SIZE], at: usize) -> u16 {
+    u16::from_le_bytes([space[at], space[at + 1]])
+}
+
+/// Returns the 32 bits at byte `at` of a configuration space, which is little-endian (PCI Local Bus
+/// 3.0, 6.1).
+///
+/// # Panics
+/// If the bits end behind the space.
+pub fn dword(space: &[u8; CONFIG_SIZE], at: usize) -> u32 {
+    u32::from(word(space, at)) | u32::from(word(space, at + 2)) << 16
+}
+
+/// Writes bytes to a configuration space, from byte `at` on.
+///
+/// # Panics
+/// If the bytes end behind the space.
+pub fn put(space: &mut [u8; CONFIG_SIZE], at: usize, value: &[u8]) {
+    space[at..at + value.len()].copy_from_slice(value);
+}
+
 /// Registers of the type 0 header (6.1 and figure 6-1).
 pub mod register {
     /// Vendor ID.

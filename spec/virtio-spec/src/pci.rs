@@ -53,6 +53,24 @@ pub struct Capability {
     pub length: U32,
 }
 
+impl Capability {
+    /// Makes the capability of a structure of this type, of `length` bytes, at `offset` of BAR
+    /// `bar`.
+    pub fn new(config_type: u8, bar: u8, offset: u32, length: u32) -> Self {
+        Self {
+            id: CAPABILITY_ID,
+            next: 0,
+            len: size_of::<Self>() as u8,
+            config_type,
+            bar,
+            number: 0,
+            padding: [0; 2],
+            offset: offset.into(),
+            length: length.into(),
+        }
+    }
+}
+
 /// `struct virtio_pci_notify_cap` (section 4.1.4.4).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

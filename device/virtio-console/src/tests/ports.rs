@@ -2,12 +2,12 @@
 
 use slipway_pci::Function;
 use slipway_virtio::InterruptCount;
+use slipway_virtio::layout::{BAR_SIZE, NOTIFY, notification};
 use slipway_virtio_spec::console::event;
 use slipway_virtio_spec::pci::common;
 
 use super::rig::{AGENT, CONSOLE, Rig, device};
 use crate::driver::Options;
-use crate::layout::{BAR_SIZE, NOTIFY, notification};
 use crate::{Console, MAX_NAME, Parts, PartsError, PortSettings};
 
 #[test]

@@ -140,7 +140,7 @@ fn a_journal_has_room_for_the_largest_state() {
         device.driven.filter.vlans = Some((0..4096).collect());
         device.driven.filter.unicast = Some(vec![[255; 6]; 64]);
         device.driven.filter.multicast = Some(vec![[255; 6]; 64]);
-        for queue in &mut device.transport.registers.queues {
+        for queue in &mut device.transport.registers.state.queues {
             (queue.descriptors, queue.available, queue.used) = (u64::MAX, u64::MAX, u64::MAX);
         }
         let len = device.save().len();

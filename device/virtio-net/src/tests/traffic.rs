@@ -109,7 +109,7 @@ fn an_event_is_a_notification_of_any_queue() {
     device.notified(1);
     assert_eq!(device.control().counters().notifications, before + 1);
     let registers = device.description().bars[0].notifications.clone().unwrap();
-    let queues = device.transport.registers.queues.len() as u64;
+    let queues = device.transport.registers.state.queues.len() as u64;
     let expected = (0..queues).map(|queue| NOTIFY.start + 4 * queue);
     assert!(registers.offsets().eq(expected));
 }

@@ -72,7 +72,8 @@ async fn start_at_once(
         let (client, spinner) = (client.clone(), spinner.clone());
         async move {
             let wishes = SessionSettings { stdin: false, tty: false };
-            run::start_telling(client, spec, wishes, &mut DiscardedOutput, spinner, tell).await
+            let sink = &mut DiscardedOutput;
+            run::start_with(client, None, spec, wishes, sink, spinner, tell).await
         }
     });
     let started = join_all(starts).await;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use serde_json::{Value, json};
-use slipway_vmm::plug::FIRST_FUNCTION;
+use slipway_vmm::plug::{FIRST_FUNCTION, Kind};
 use slipway_vmm::remote::Attached;
 
 use super::{Function, Functions, Outcome};
@@ -82,7 +82,7 @@ impl Functions {
         self.reserved.remove(&number);
         let outcome = outcome.map(|attached| {
             self.all.insert(number, Function::new(name, attached));
-            self.board.function_plugged(device_of(number));
+            self.board.plugged(Kind::Function, device_of(number));
             json!({ "function": number })
         });
         vec![qmp::answer(id, outcome)]
@@ -113,7 +113,7 @@ impl Functions {
             })?;
             function.leaving = Some(Leaving { ejected });
         }
-        self.board.ask_for_function(device);
+        self.board.ask_for(Kind::Function, device);
         Ok(())
     }
 

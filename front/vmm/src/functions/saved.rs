@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use slipway_vmm::Machine;
-use slipway_vmm::plug::MAX_FUNCTIONS;
+use slipway_vmm::plug::{Kind, MAX_FUNCTIONS};
 use slipway_vmm::remote::Attached;
 use slipway_vmm::state::FunctionState;
 
@@ -87,10 +87,10 @@ fn check(machine: &Machine, saved: &[FunctionState], given: usize) -> Result<(),
     if !ascends || numbers.clone().any(|number| number >= usize::from(MAX_FUNCTIONS)) {
         return refused("functions that cannot be");
     }
-    let slots = &machine.board().slots().functions;
+    let slots = &machine.board.slots().functions;
     let devices = numbers.map(device_of).filter(|device| slots.contains(device));
     let bits = devices.fold(0, |bits, device| bits | 1u32 << device);
-    if bits != machine.board().taken_functions() {
+    if bits != machine.board.taken(Kind::Function) {
         return refused("slots for hot plug whose functions are not there");
     }
     Ok(())

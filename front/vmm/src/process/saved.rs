@@ -24,7 +24,7 @@ pub(super) fn restore(
 ) -> Result<(Functions, HotCpus), String> {
     memory.restore(machine, &saved.machine.own.memory)?;
     ports.restore(machine, &saved.machine.own)?;
-    let hot_cpus = HotCpus::restore(&saved.machine.plugged_cpus, machine.board())?;
+    let hot_cpus = HotCpus::restore(&saved.machine.plugged_cpus, &machine.board)?;
     Ok((Functions::restore(machine, sockets, &saved.machine.functions)?, hot_cpus))
 }
 

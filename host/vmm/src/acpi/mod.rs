@@ -29,6 +29,7 @@ use slipway_ram::Memory;
 
 use crate::layout::{self, EVENT_PIN, SERIAL_PIN};
 use crate::loader::put;
+use crate::plug::FIRST_FUNCTION;
 use crate::{Error, Result, power};
 
 pub use numa::{NodeRange, ranges};
@@ -87,6 +88,11 @@ impl Parts {
     /// Returns the CPUs that can be plugged and removed.
     fn hot_cpus(&self) -> Range<u8> {
         self.cpus as u8..self.max_cpus as u8
+    }
+
+    /// Returns the PCI devices that come and go.
+    fn hot_functions(&self) -> Range<u8> {
+        FIRST_FUNCTION..FIRST_FUNCTION + self.slots
     }
 }
 
@@ -180,12 +186,13 @@ fn dsdt(parts: &Parts) -> Vec<u8> {
 
 fn scope(parts: &Parts) -> Vec<u8> {
     let own = [reserved(), serial(), panic(), button(), generation()].concat();
-    let devices = [host_bridge(parts.slots), own, plug::cpus(parts.hot_cpus()), events(parts)];
+    let cpus = plug::CPUS.objects(&parts.hot_cpus()).0;
+    let devices = [host_bridge(parts), own, cpus, events(parts)];
     Scope::raw("_SB_".into(), devices.concat())
 }
 
 /// The host bridge: bus 0, the window of BARs, the pins of the devices' INTA#, and the slots.
-fn host_bridge(slots: u8) -> Vec<u8> {
+fn host_bridge(parts: &Parts) -> Vec<u8> {
     let window = layout::PCI_WINDOW;
     let (start, last) = (window.start as u32, window.end as u32 - 1);
     let cache = AddressSpaceCacheable::NotCacheable;
@@ -204,7 +211,7 @@ fn host_bridge(slots: u8) -> Vec<u8> {
         &Name::new("_UID".into(), &aml::ZERO),
         &resources(vec![&AddressSpace::new_bus_number(0u16, 0), &memory]),
         &Name::new("_PRT".into(), &routing),
-        &plug::functions(slots),
+        &plug::FUNCTIONS.objects(&parts.hot_functions()),
     ])
 }
 
@@ -274,8 +281,8 @@ fn events(parts: &Parts) -> Vec<u8> {
                 &Store::new(&Local(0), &Path::new("EVTS")),
                 &on(power::EVENT_POWER_BUTTON, &Notify::new(&button, &0x80u8)),
                 &on(power::EVENT_GENERATION, &Notify::new(&generation, &0x80u8)),
-                &on(power::EVENT_FUNCTIONS, &plug::notify_functions(parts.slots)),
-                &on(power::EVENT_CPUS, &plug::notify_cpus(parts.hot_cpus())),
+                &on(power::EVENT_FUNCTIONS, &plug::FUNCTIONS.notify(&parts.hot_functions())),
+                &on(power::EVENT_CPUS, &plug::CPUS.notify(&parts.hot_cpus())),
             ],
         ),
     ])

@@ -12,55 +12,66 @@ use acpi_tables::madt::{EnabledStatus, ProcessorLocalApic};
 
 use super::{Named, bytes_of};
 use crate::layout;
-use crate::plug::FIRST_FUNCTION;
 
 /// Notifications: *Device Check* and *Eject Request*.
 const DEVICE_CHECK: u8 = 1;
 const EJECT_REQUEST: u8 = 3;
 
-/// Names of a bank's parts in the byte code.
-struct Names {
+/// The byte code of a bank and its slots: places and names.
+pub struct SlotCode {
     /// The scope that holds all of them.
     scope: &'static str,
     region: &'static str,
+    port: u16,
     /// Registers: there, plugged, leaving, eject.
     fields: [&'static [u8; 4]; 4],
     /// The method that notifies.
     scan: &'static str,
+    /// The name of a slot's device.
+    name: fn(u8) -> String,
+    /// The device of a slot.
+    device: fn(u8) -> Vec<u8>,
 }
 
-const FUNCTIONS: Names = Names {
+/// The slots of the bus. All but the call that notifies are in the host bridge.
+pub const FUNCTIONS: SlotCode = SlotCode {
     scope: "\\_SB_.PCI0",
     region: "PREG",
+    port: layout::FUNCTION_SLOTS.start,
     fields: [b"PTHR", b"PPLG", b"PLEV", b"PEJC"],
     scan: "PSCN",
+    name: |device| format!("S{device:02X}_"),
+    device: function_slot,
 };
 
-const CPUS: Names = Names {
+/// The CPUs that come and go. All but the call that notifies are in `\_SB`.
+pub const CPUS: SlotCode = SlotCode {
     scope: "\\_SB_",
     region: "CREG",
+    port: layout::CPU_SLOTS.start,
     fields: [b"CTHR", b"CPLG", b"CLEV", b"CEJC"],
     scan: "CSCN",
+    name: |cpu| format!("C{cpu:02X}_"),
+    device: cpu,
 };
 
-/// Places of registers in [`Names::fields`].
+/// Places of registers in [`SlotCode::fields`].
 const TAKEN: usize = 0;
 const PLUGGED: usize = 1;
 const LEAVING: usize = 2;
 const EJECT: usize = 3;
 
-impl Names {
+impl SlotCode {
     fn path(&self, field: usize) -> Path {
         let name = std::str::from_utf8(self.fields[field]).expect("names are ASCII");
         Path::new(&format!("{}.{name}", self.scope))
     }
 
-    /// Returns the registers at `port`.
-    fn registers(&self, port: u16) -> Vec<u8> {
+    fn registers(&self) -> Vec<u8> {
         let entries = self.fields.map(|name| FieldEntry::Named(*name, 32)).into();
         let (dword, lock) = (FieldAccessType::DWord, FieldLockRule::NoLock);
         let zeroes = FieldUpdateRule::WriteAsZeroes;
-        let (start, len) = (u32::from(port), u32::from(crate::plug::BANK));
+        let (start, len) = (u32::from(self.port), u32::from(crate::plug::BANK));
         let space = OpRegionSpace::SystemIO;
         let region = OpRegion::new(self.region.into(), space, &start, &len);
         let field = Field::new(self.region.into(), dword, lock, zeroes, entries);
@@ -68,10 +79,10 @@ impl Names {
     }
 
     /// Returns the method that notifies the objects of `slots` whose bits are set.
-    fn scan(&self, slots: impl Iterator<Item = u8> + Clone, name: fn(u8) -> String) -> Vec<u8> {
+    fn scan(&self, slots: &Range<u8>) -> Vec<u8> {
         let notified = |value: u8| {
             let notify = move |slot: u8| {
-                let object = Path::new(&name(slot));
+                let object = Path::new(&(self.name)(slot));
                 let bit = 1u32 << slot;
                 bytes_of(&If::new(
                     &And::new(&Local(1), &Local(0), &bit),
@@ -95,56 +106,31 @@ impl Names {
         bytes_of(&Method::new("_EJ0".into(), 1, false, vec![&Store::new(&self.path(EJECT), &bit)]))
     }
 
-    /// Returns the call of the method that notifies.
-    fn call(&self) -> Vec<u8> {
-        bytes_of(&MethodCall::new(Path::new(&format!("{}.{}", self.scope, self.scan)), vec![]))
+    /// Returns the objects of these slots: registers, a device for each, and the method that
+    /// notifies them. A slot costs Linux as much as a device at its start, so a machine without
+    /// slots has none of this.
+    pub fn objects(&self, slots: &Range<u8>) -> Raw {
+        if slots.is_empty() {
+            return Raw(Vec::new());
+        }
+        let devices = slots.clone().flat_map(self.device).collect();
+        Raw([self.registers(), devices, self.scan(slots)].concat())
     }
-}
 
-fn slot_name(device: u8) -> String {
-    format!("S{device:02X}_")
-}
-
-/// Returns the objects of the host bridge: registers, a device for each of `slots` slots, and the
-/// method that notifies them. A slot costs Linux as much as a device at its start, so a machine
-/// without slots has none of this.
-pub fn functions(slots: u8) -> Raw {
-    if slots == 0 {
-        return Raw(Vec::new());
+    /// Returns the call that notifies these slots.
+    pub fn notify(&self, slots: &Range<u8>) -> Raw {
+        let scan = Path::new(&format!("{}.{}", self.scope, self.scan));
+        Raw(if slots.is_empty() { Vec::new() } else { bytes_of(&MethodCall::new(scan, vec![])) })
     }
-    let slots = FIRST_FUNCTION..FIRST_FUNCTION + slots;
-    let registers = FUNCTIONS.registers(layout::FUNCTION_SLOTS.start);
-    let devices = slots.clone().flat_map(function_slot).collect();
-    Raw([registers, devices, FUNCTIONS.scan(slots, slot_name)].concat())
 }
 
 /// A slot of the bus: its address (ACPI 6.4, 6.1.1) and number, and how to eject the function.
 fn function_slot(device: u8) -> Vec<u8> {
-    Named(&slot_name(device)).with(vec![
+    Named(&(FUNCTIONS.name)(device)).with(vec![
         &Name::new("_ADR".into(), &(u32::from(device) << 16)),
         &Name::new("_SUN".into(), &device),
         &Raw(FUNCTIONS.eject_method(device)),
     ])
-}
-
-/// Returns the call that notifies slots of the bus.
-pub fn notify_functions(slots: u8) -> Raw {
-    Raw(if slots == 0 { Vec::new() } else { FUNCTIONS.call() })
-}
-
-fn cpu_name(cpu: u8) -> String {
-    format!("C{cpu:02X}_")
-}
-
-/// Returns the objects of `\_SB` for the CPUs that come and go: registers, a device for each, and
-/// the method that notifies them.
-pub fn cpus(cpus: Range<u8>) -> Vec<u8> {
-    if cpus.is_empty() {
-        return Vec::new();
-    }
-    let registers = CPUS.registers(layout::CPU_SLOTS.start);
-    let devices = cpus.clone().flat_map(cpu).collect();
-    [registers, devices, CPUS.scan(cpus, cpu_name)].concat()
 }
 
 /// A processor device (ACPI 6.4, 8.4): whether it is there, and its local APIC as the MADT has it.
@@ -163,18 +149,13 @@ fn cpu(cpu: u8) -> Vec<u8> {
             &Return::new(&ZERO),
         ],
     ));
-    Named(&cpu_name(cpu)).with(vec![
+    Named(&(CPUS.name)(cpu)).with(vec![
         &Name::new("_HID".into(), &"ACPI0007"),
         &Name::new("_UID".into(), &cpu),
         &Raw(status),
         &Name::new("_MAT".into(), &BufferData::new(apic)),
         &Raw(CPUS.eject_method(cpu)),
     ])
-}
-
-/// Returns the call that notifies the CPUs that come and go.
-pub fn notify_cpus(cpus: Range<u8>) -> Raw {
-    Raw(if cpus.is_empty() { Vec::new() } else { CPUS.call() })
 }
 
 /// Code that is complete.

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
+use vm_superio::serial::SerialState;
 
 use super::Board;
 use crate::lock::lock;
 use crate::output::Output;
-use crate::plug::Bank;
+use crate::plug::{Bank, Kind};
 use crate::power::{self, Power};
 use crate::serial::{SerialPort, SerialRegisters};
 use crate::{Error, Result};
@@ -18,7 +19,8 @@ use crate::{Error, Result};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BoardState {
-    serial: SerialRegisters,
+    #[serde(with = "SerialRegisters")]
+    serial: SerialState,
     power: Power,
     functions: Bank,
     cpus: Bank,
@@ -43,8 +45,8 @@ impl Board {
         BoardState {
             serial: lock(&self.serial).save(),
             power: lock(&self.power).clone(),
-            functions: lock(&self.functions).clone(),
-            cpus: lock(&self.cpus).clone(),
+            functions: self.bank(Kind::Function).clone(),
+            cpus: self.bank(Kind::Cpu).clone(),
             panicked: self.has_panicked(),
         }
     }
@@ -61,20 +63,15 @@ impl Board {
         let interrupts = Arc::clone(&self.interrupts);
         *lock(&self.serial) = SerialPort::restore(&saved.serial, interrupts, console)?;
         lock(&self.power).clone_from(&saved.power);
-        lock(&self.functions).clone_from(&saved.functions);
-        lock(&self.cpus).clone_from(&saved.cpus);
+        self.bank(Kind::Function).clone_from(&saved.functions);
+        self.bank(Kind::Cpu).clone_from(&saved.cpus);
         self.panicked.store(saved.panicked, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Returns the PCI devices in slots for hot plug, a bit each.
-    pub fn taken_functions(&self) -> u32 {
-        lock(&self.functions).taken()
-    }
-
-    /// Returns the plugged CPUs, a bit each.
-    pub fn taken_cpus(&self) -> u32 {
-        lock(&self.cpus).taken()
+    /// Returns the parts of a kind that are there and can be removed, a bit each.
+    pub fn taken(&self, kind: Kind) -> u32 {
+        self.bank(kind).taken()
     }
 
     /// Tells the guest that the VM generation ID has changed: it is in a copy of a machine.

@@ -66,19 +66,19 @@ impl Saver {
         let Parts { own, functions, plugged_cpus } = parts;
         // The functions' last interrupts have come: the local APICs are saved with them.
         let cpus = self.cpus.save()?;
-        let clock = self.chassis.vm().get_clock().map_err(Error::kvm("tell its clock"))?;
+        let clock = self.chassis.vm.get_clock().map_err(Error::kvm("tell its clock"))?;
         let numbers = functions.iter().map(|function| function.number).collect();
         let machine = MachineState {
             clock: clock.clock,
             cpus,
-            interrupts: self.chassis.interrupts().save(),
+            interrupts: self.chassis.interrupts.save(),
             board: self.board.save(),
-            shows_configuration: self.chassis.pci().is_shown(),
+            shows_configuration: self.chassis.pci.is_shown(),
             own,
             functions,
             plugged_cpus,
         };
-        let identity = self.traits.identity(self.chassis.ram(), numbers);
+        let identity = self.traits.identity(&self.chassis.ram, numbers);
         Saved { identity, machine }.encode()
     }
 
@@ -88,7 +88,7 @@ impl Saver {
     /// # Errors
     /// The error of writing, or of a system call.
     pub fn write_pages(&self, to: &mut impl Write) -> io::Result<()> {
-        pages::write(self.chassis.ram(), Zeros::Skip, to, &END)
+        pages::write(&self.chassis.ram, Zeros::Skip, to, &END)
     }
 }
 
@@ -97,16 +97,16 @@ impl Machine {
     /// board, clock, and a VM generation ID of its own. Functions are restored afterwards, and then
     /// interrupts are routed ([`Machine::route_interrupts`]).
     pub(super) fn take_over(&mut self, saved: &MachineState, generation: &[u8; 16]) -> Result<()> {
-        let routes = self.chassis.interrupts().routes();
+        let routes = self.chassis.interrupts.routes();
         routes.collect();
-        self.chassis.interrupts().restore(&saved.interrupts)?;
+        self.chassis.interrupts.restore(&saved.interrupts)?;
         self.board.restore(&saved.board, Arc::clone(&self.output))?;
         self.present |= saved.board.plugged_cpus();
         (self.shows_configuration, self.is_copy) = (saved.shows_configuration, true);
-        put(&self.chassis.ram().memory(), layout::GENERATION_ID, generation)?;
+        put(&self.chassis.ram.memory(), layout::GENERATION_ID, generation)?;
         // Without flags the clock goes on from this value, whatever time has passed meanwhile.
         let clock = kvm_clock_data { clock: saved.clock, ..Default::default() };
-        self.chassis.vm().set_clock(&clock).map_err(Error::kvm("set its clock"))
+        self.chassis.vm.set_clock(&clock).map_err(Error::kvm("set its clock"))
     }
 
     /// Tells KVM of all interrupt routes of a machine that goes on from a saved state, in one
@@ -115,6 +115,6 @@ impl Machine {
     /// # Errors
     /// [`Error::Kvm`].
     pub fn route_interrupts(&self) -> Result<()> {
-        self.chassis.interrupts().routes().tell()
+        self.chassis.interrupts.routes().tell()
     }
 }

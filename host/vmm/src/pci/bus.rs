@@ -41,7 +41,7 @@ impl Bus {
     /// [`Error::Config`] if the slot's number is taken or no bus has it, or the window is full.
     pub fn add(&self, slot: Arc<Slot>) -> Result<()> {
         self.plug(Arc::clone(&slot))?;
-        for (bar, size) in slot.sizes() {
+        for &(bar, size) in &slot.bars {
             let address = self.allocate(size)?;
             slot.place(bar, address, &mut |bar, range| self.move_bar(&slot, bar, range));
         }

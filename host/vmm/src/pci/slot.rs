@@ -72,7 +72,8 @@ struct Decoder {
 pub struct Slot {
     number: u8,
     backend: Box<dyn Backend>,
-    bars: Vec<(u8, u64)>,
+    /// Number and size of each BAR.
+    pub(super) bars: Vec<(u8, u64)>,
     /// The offset of the MSI-X capability in configuration space.
     msix: Option<usize>,
     /// The offset of the PCI Express capability.
@@ -111,11 +112,6 @@ impl Slot {
     /// Returns the device's number on the bus, 0 to 31.
     pub fn number(&self) -> u8 {
         self.number
-    }
-
-    /// Returns number and size of each BAR.
-    pub fn sizes(&self) -> Vec<(u8, u64)> {
-        self.bars.clone()
     }
 
     /// Gives BAR `bar` an address, as firmware would.

@@ -80,9 +80,7 @@ impl Vectors {
         self.control = control;
         let count = self.count();
         saved.used.iter().filter(|&&vector| vector < count).for_each(|&vector| self.wire(vector));
-        for vector in 0..count {
-            self.rewire(vector);
-        }
+        self.rewire_all();
         self.raise_all();
         Ok(())
     }
@@ -117,9 +115,7 @@ impl Vectors {
             return;
         }
         self.control = control;
-        for vector in 0..self.msix.layout().vectors() {
-            self.rewire(vector);
-        }
+        self.rewire_all();
         self.deliver_unmasked();
     }
 
@@ -171,6 +167,11 @@ impl Vectors {
         {
             self.wired.insert(vector, Wired { eventfd, gsi, attached: false });
         }
+    }
+
+    /// Gives each vector its route, as [`Vectors::rewire`].
+    fn rewire_all(&mut self) {
+        (0..self.count()).for_each(|vector| self.rewire(vector));
     }
 
     /// Attaches the vector's eventfd to its message, or detaches it. A count that comes while it is

@@ -7,7 +7,9 @@
 
 use std::sync::Mutex;
 
-use slipway_pci_spec::{BARS, CONFIG_SIZE, bar, capability, command, express, msix, register};
+use slipway_pci_spec::{
+    BARS, CONFIG_SIZE, bar, capability, command, dword, express, msix, put, register, word,
+};
 use slipway_vfio_user_client::{FunctionError, RemoteFunction};
 use slipway_vfio_user_spec::region;
 use slipway_virtio_spec::pci as virtio;
@@ -41,7 +43,7 @@ pub struct Config {
     /// The bits of the machine's own registers that the guest may change.
     writable: Space,
     /// Number and size of each BAR.
-    bars: Vec<(u8, u64)>,
+    pub bars: Vec<(u8, u64)>,
     /// The type of each BAR, as at the connection: the lowest bits of its register.
     kinds: [u8; BARS],
     msix: Option<usize>,
@@ -114,11 +116,6 @@ impl Config {
         if let Some(at) = self.msix {
             put(&mut self.writable, at + msix::CONTROL, &MSIX_WRITABLE.to_le_bytes());
         }
-    }
-
-    /// Returns number and size of each BAR.
-    pub fn bars(&self) -> Vec<(u8, u64)> {
-        self.bars.clone()
     }
 
     /// Returns whether the function has an interrupt pin, INTA#.
@@ -291,18 +288,6 @@ fn changing(bytes: &Space, at: usize) -> Option<(usize, usize)> {
         virtio::config_type::PCI => Some((at + 4, end)),
         _ => None,
     }
-}
-
-fn word(bytes: &[u8; CONFIG_SIZE], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn dword(bytes: &[u8; CONFIG_SIZE], at: usize) -> u32 {
-    u32::from(word(bytes, at)) | u32::from(word(bytes, at + 2)) << 16
-}
-
-fn put(bytes: &mut [u8; CONFIG_SIZE], at: usize, value: &[u8]) {
-    bytes[at..at + value.len()].copy_from_slice(value);
 }
 
 #[cfg(test)]

@@ -68,8 +68,8 @@ impl Attached {
     /// # Errors
     /// [`Error::Function`], [`Error::Config`].
     pub fn new(machine: &Machine, number: u8, index: usize, socket: OwnedFd) -> Result<Self> {
-        let attached = Self::connect(machine.chassis(), number, index, socket)?;
-        machine.chassis().pci().add(Arc::clone(&attached.slot))?;
+        let attached = Self::connect(&machine.chassis, number, index, socket)?;
+        machine.chassis.pci.add(Arc::clone(&attached.slot))?;
         Ok(attached)
     }
 
@@ -80,56 +80,54 @@ impl Attached {
     /// [`Error::Function`], [`Error::Config`].
     pub fn plug(chassis: &Chassis, number: u8, index: usize, socket: OwnedFd) -> Result<Self> {
         let attached = Self::connect(chassis, number, index, socket)?;
-        chassis.pci().plug(Arc::clone(&attached.slot))?;
+        chassis.pci.plug(Arc::clone(&attached.slot))?;
         Ok(attached)
     }
 
     /// Ends what is left of a function that was taken off the bus. Waits for the server, so call it
     /// on a thread of its own.
     pub fn close(&self, chassis: &Chassis) {
-        chassis.pci().close(&self.slot);
+        chassis.pci.close(&self.slot);
         self.remote.interrupts.set_inta(self.remote.number, false);
     }
 
     fn connect(machine: &Chassis, number: u8, index: usize, socket: OwnedFd) -> Result<Self> {
-        let failed = |reason: &dyn ToString| Error::Function { index, reason: reason.to_string() };
-        let function = RemoteFunction::new(socket, FUNCTION_PATIENCE);
-        let function = function.map_err(|error| failed(&error))?;
+        let failed = |error: FunctionError| Error::Function { index, reason: error.to_string() };
+        let function = RemoteFunction::new(socket, FUNCTION_PATIENCE).map_err(failed)?;
         let function = Arc::new(function);
-        let ram = machine.ram();
+        let ram = &machine.ram;
         // The server notes nothing of what it writes, and may be gone when that is asked for.
         ram.end_own_log();
         for part in ram.parts() {
-            let mapped = function.map(part.start, part.len, ram.file(), part.offset, true);
-            mapped.map_err(|error| failed(&error))?;
+            function.map(part.start, part.len, ram.file(), part.offset, true).map_err(failed)?;
         }
         for region in ram.hot_memory() {
-            region.show_to(&function, ram.file()).map_err(|error| failed(&error))?;
+            region.show_to(&function, ram.file()).map_err(failed)?;
         }
         if let Some(shared) = ram.shared() {
-            let part = shared.part();
+            let part = &shared.part;
             let mapped = function.map(part.start, part.len, shared.file(), part.offset, false);
-            mapped.map_err(|error| failed(&error))?;
+            mapped.map_err(failed)?;
         }
-        let config = Config::read(&function).map_err(|error| failed(&error))?;
+        let config = Config::read(&function).map_err(failed)?;
         let mut pin = None;
         if config.has_pin() && function.pin().count > 0 {
             let eventfd = eventfd::new()?;
-            function.route_pin(Some(eventfd.as_fd())).map_err(|error| failed(&error))?;
+            function.route_pin(Some(eventfd.as_fd())).map_err(failed)?;
             pin = Some(eventfd);
         }
-        let bars = config.bars();
+        let bars = config.bars.clone();
         let remote = Arc::new(SocketFunction {
             number,
             config,
-            interrupts: Arc::clone(machine.interrupts()),
+            interrupts: Arc::clone(&machine.interrupts),
             has_pin: pin.is_some(),
             function: Arc::clone(&function),
         });
         let vectors = VectorSource::Eventfds(Box::new(move |vector| wire(&function, vector)));
         let shape = Shape { bars, vectors, notifications: notifications(&remote.function) };
         let backend: Box<dyn Backend> = Box::new(Arc::clone(&remote));
-        let slot = Slot::new(number, backend, shape, machine.vm(), machine.interrupts());
+        let slot = Slot::new(number, backend, shape, &machine.vm, &machine.interrupts);
         Ok(Self { remote, slot, pin, stopped: AtomicBool::new(false) })
     }
 

@@ -85,9 +85,9 @@ impl Attached {
         socket: OwnedFd,
         saved: &RemoteState,
     ) -> Result<Self> {
-        let attached = Self::plug(machine.chassis(), number, index, socket)?;
+        let attached = Self::plug(&machine.chassis, number, index, socket)?;
         attached.remote.config.restore_own(&saved.registers);
-        machine.chassis().pci().restore(&attached.slot, &saved.slot)?;
+        machine.chassis.pci.restore(&attached.slot, &saved.slot)?;
         Ok(attached)
     }
 

@@ -47,7 +47,7 @@ pub use functions::{FunctionState, LocalState, OwnRegisters, OwnState, RemoteSta
 pub use shown::Shown;
 
 /// The version of the format. A state of another version is refused.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 const MAGIC: [u8; 8] = *b"SLIPWAYM";
 /// Bytes before the content.
 const HEADER: usize = 56;
@@ -107,7 +107,7 @@ pub struct Saved {
 impl Identity {
     /// Returns the identity of a machine on this host, whose CPUs are `shown`.
     pub fn new(ram: &GuestRam, shown: &Shown, cpus: [u32; 3], functions: Vec<usize>) -> Self {
-        let shared = ram.shared().map(|shared| shared.part());
+        let shared = ram.shared().map(|shared| &shared.part);
         let parts = ram.parts().iter().chain(shared);
         let region = |hot: &HotMemory| {
             let geometry = hot.geometry();

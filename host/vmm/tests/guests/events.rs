@@ -8,7 +8,7 @@ use std::time::Duration;
 use slipway_reactor::{Reactor, Settings};
 use slipway_vmm::board::{Board, End};
 use slipway_vmm::layout::{ECAM, PCI_WINDOW, PINS};
-use slipway_vmm::plug;
+use slipway_vmm::plug::{self, Kind};
 use slipway_vmm::remote::Attached;
 use slipway_vmm::{Chassis, own};
 
@@ -30,14 +30,14 @@ fn the_power_button_interrupts() {
 fn plug_function(chassis: &Chassis, board: &Board, socket: &Path) -> Attached {
     let stream = UnixStream::connect(socket).unwrap();
     let function = Attached::plug(chassis, 4, 0, stream.into()).unwrap();
-    board.function_plugged(4);
+    board.plugged(Kind::Function, 4);
     function
 }
 
 /// Waits until the guest has ejected a device, and returns those that it has ejected.
 fn ejected(board: &Board) -> u32 {
     loop {
-        match board.ejected_functions() {
+        match board.ejected(Kind::Function) {
             0 => std::thread::yield_now(),
             devices => return devices,
         }
@@ -61,14 +61,14 @@ fn a_function_comes_and_goes_while_the_guest_runs() {
     for _ in 0..3 {
         let function = plug_function(&chassis, &board, &socket);
         assert_eq!(guest.read(4), [b'4', b'p', 0xf4, b'.'], "the first byte of the vendor's ID");
-        assert_eq!(board.ejected_functions(), 0, "nobody asked for it");
-        board.ask_for_function(4);
+        assert_eq!(board.ejected(Kind::Function), 0, "nobody asked for it");
+        board.ask_for(Kind::Function, 4);
         assert_eq!(guest.read(4), [b'4', b'e', 0xff, b'.'], "nothing is there");
         assert_eq!(ejected(&board), 1 << 4);
         function.close(&chassis);
     }
     // Nothing is there, and nobody is told.
-    board.ask_for_function(4);
+    board.ask_for(Kind::Function, 4);
     board.press_power_button();
     assert_eq!(guest.read(2), b"1.");
     assert_eq!(guest.end(), End::PowerOff);
@@ -81,7 +81,7 @@ fn an_event_before_the_guest_listens_is_not_lost() {
         return;
     }
     let (machine, console) = machine(events(), 1);
-    machine.board().press_power_button();
+    machine.board.press_power_button();
     let running = machine.start(|| ()).unwrap();
     running.cpus.resume();
     let mut guest = crate::common::Guest { running, console };
@@ -135,8 +135,8 @@ fn a_plugged_function_answers_where_the_guest_puts_it_until_it_is_ejected() {
     let reactor = Reactor::spawn(Settings::default()).unwrap();
     let control = crate::ramdisk::serve(socket.to_str().unwrap(), &reactor).unwrap();
     let (machine, _console) = machine(events(), 1);
-    let _rng = own::rng(machine.chassis()).unwrap();
-    let (board, chassis) = (machine.board(), machine.chassis());
+    let _rng = own::rng(&machine.chassis).unwrap();
+    let (board, chassis) = (&machine.board, &machine.chassis);
     let bus = Accesses(board);
     assert_eq!(board.slots().functions, plug::FIRST_FUNCTION..plug::FIRST_FUNCTION + SLOTS);
     for _ in 0..2 {
@@ -150,14 +150,14 @@ fn a_plugged_function_answers_where_the_guest_puts_it_until_it_is_ejected() {
         // Ejections that nobody asked for, of this function and of all others.
         bus.eject(u32::MAX);
         assert_ne!(bus.read(at), u32::MAX);
-        board.ask_for_function(4);
+        board.ask_for(Kind::Function, 4);
         bus.eject(u32::MAX);
         assert_eq!((bus.read(at), bus.read(DEVICE_4)), (u32::MAX, u32::MAX));
         assert_eq!(bus.read(ECAM.start + (2 << 15)), 0x1044_1af4, "the machine's own stays");
         assert_eq!(ejected(board), 1 << 4);
         function.close(chassis);
         drop(function);
-        let routes = chassis.interrupts().routes();
+        let routes = chassis.interrupts.routes();
         let gsi = routes.reserve().unwrap();
         assert_eq!(gsi, PINS as u32, "the vector's interrupt was not given back");
         routes.release(gsi);

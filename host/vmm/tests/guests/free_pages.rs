@@ -66,8 +66,8 @@ impl Reporting {
     fn start() -> Self {
         let (config, console) = config(fills_and_looks(), 1);
         let machine = Machine::new(Config { free_page_reporting: true, ..config }).unwrap();
-        let device = Arc::new(own::balloon(machine.chassis()).unwrap());
-        let memory = machine.chassis().ram().memory();
+        let device = Arc::new(own::balloon(&machine.chassis).unwrap());
+        let memory = machine.chassis.ram.memory();
         // The guest's polls of this byte make no page later.
         memory.write(0xc000, &[0]).unwrap();
         let arena = Arena::new(memory, 32 << 20, 1 << 20);
@@ -88,7 +88,7 @@ impl Reporting {
 
     /// Lets the guest go on, and returns the bytes that it finds.
     fn found(&mut self) -> Vec<u8> {
-        self.guest.running.chassis.ram().memory().write(0xc000, &[1]).unwrap();
+        self.guest.running.chassis.ram.memory().write(0xc000, &[1]).unwrap();
         let found = self.guest.read(8);
         assert_eq!(self.guest.end(), End::PowerOff);
         found

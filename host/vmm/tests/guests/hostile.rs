@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{CODE_AT, has_kvm};
 use slipway_reactor::{Reactor, Settings};
-use slipway_vmm::plug::FIRST_FUNCTION;
+use slipway_vmm::plug::{FIRST_FUNCTION, Kind};
 use slipway_vmm::power::{SLEEP_CONTROL, SLEEP_TYPE_OFF};
 use slipway_vmm::remote::Attached;
 use slipway_vmm::{Running, layout, own};
@@ -164,15 +164,15 @@ fn a_guest_that_accesses_everything_harms_nobody() {
 /// Asks the guest to give up its function, and gives it another connection if it has.
 fn replace_if_ejected(running: &Running, function: Attached, socket: &Path) -> Attached {
     let Running { board, chassis, .. } = running;
-    board.ask_for_function(FIRST_FUNCTION);
-    if board.ejected_functions() == 0 {
+    board.ask_for(Kind::Function, FIRST_FUNCTION);
+    if board.ejected(Kind::Function) == 0 {
         return function;
     }
     function.close(chassis);
     drop(function);
     let stream = UnixStream::connect(socket).unwrap();
     let function = Attached::plug(chassis, FIRST_FUNCTION, 0, stream.into()).unwrap();
-    board.function_plugged(FIRST_FUNCTION);
+    board.plugged(Kind::Function, FIRST_FUNCTION);
     function
 }
 
@@ -183,10 +183,10 @@ fn run(seed: u32, socket: &std::path::Path) -> u64 {
     code[6..10].copy_from_slice(&ACCESSES.to_le_bytes());
     let (machine, console) = crate::common::machine(&code, 1);
     let stream = UnixStream::connect(socket).unwrap();
-    let console_function = own::console(machine.chassis()).unwrap();
-    let rng = own::rng(machine.chassis()).unwrap();
+    let console_function = own::console(&machine.chassis).unwrap();
+    let rng = own::rng(&machine.chassis).unwrap();
     let mut function = Attached::new(&machine, FIRST_FUNCTION, 0, stream.into()).unwrap();
-    machine.board().function_present(FIRST_FUNCTION);
+    machine.board.function_present(FIRST_FUNCTION);
     let running = machine.start(|| ()).unwrap();
     running.cpus.resume();
     // A guest may stop its only CPU by an interrupt that it sends itself.

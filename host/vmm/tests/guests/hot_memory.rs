@@ -78,8 +78,8 @@ impl Plugging {
     /// Starts the guest with two blocks plugged.
     fn start() -> Self {
         let (machine, console) = hot_memory(touches_both_blocks(), vec![REGION]);
-        let device = Arc::new(own::memory(machine.chassis()).unwrap().pop().unwrap());
-        let memory = machine.chassis().ram().memory();
+        let device = Arc::new(own::memory(&machine.chassis).unwrap().pop().unwrap());
+        let memory = machine.chassis.ram.memory();
         // The guest's polls of this byte make no page later.
         memory.write(0xc000, &[0]).unwrap();
         let arena = Arena::new(memory, 32 << 20, 1 << 20);
@@ -95,7 +95,7 @@ impl Plugging {
 
     /// Lets the guest go on.
     fn go_on(&self) {
-        self.guest.running.chassis.ram().memory().write(0xc000, &[1]).unwrap();
+        self.guest.running.chassis.ram.memory().write(0xc000, &[1]).unwrap();
     }
 }
 
@@ -108,7 +108,7 @@ fn a_guest_uses_what_is_plugged_and_loses_what_is_not() {
     assert_eq!(machine.guest.read(2), b"\0b");
     let chassis = machine.guest.running.chassis.clone();
     let mut byte = [0];
-    chassis.ram().memory().read(START, &mut byte).unwrap();
+    chassis.ram.memory().read(START, &mut byte).unwrap();
     assert_eq!(&byte, b"a", "devices see it");
     let before = chassis.touched();
     let unplug = request_of(request::UNPLUG, START + MIN_BLOCK, 1);
@@ -139,7 +139,7 @@ fn functions_reach_as_much_as_was_ever_asked_for() {
     }
     let region = HotRegion { bytes: 512 << 20, node: 1 };
     let (machine, _console) = hot_memory(touches_both_blocks(), vec![region]);
-    let device = own::memory(machine.chassis()).unwrap().pop().unwrap();
+    let device = own::memory(&machine.chassis).unwrap().pop().unwrap();
     let directory = tempfile::tempdir().unwrap();
     let reactor = Reactor::spawn(Settings::default()).unwrap();
     let connect = |number: u8| {

@@ -19,12 +19,12 @@ struct Bus(Machine);
 impl Bus {
     fn read(&self, address: u64) -> u32 {
         let mut bytes = [0; 4];
-        self.0.board().memory_read(address, &mut bytes);
+        self.0.board.memory_read(address, &mut bytes);
         u32::from_le_bytes(bytes)
     }
 
     fn write(&self, address: u64, value: u32) {
-        self.0.board().memory_write(address, &value.to_le_bytes()).unwrap();
+        self.0.board.memory_write(address, &value.to_le_bytes()).unwrap();
     }
 
     fn config(&self, device: u64, register: u64) -> u32 {
@@ -58,25 +58,25 @@ fn machine(test: &str) -> Option<Bus> {
 #[test]
 fn devices_are_where_they_were_put_and_nowhere_else() {
     let Some(bus) = machine("devices_are_where_they_were_put_and_nowhere_else") else { return };
-    let _rng = own::rng(bus.0.chassis()).unwrap();
-    let _console = own::console(bus.0.chassis()).unwrap();
+    let _rng = own::rng(&bus.0.chassis).unwrap();
+    let _console = own::console(&bus.0.chassis).unwrap();
     assert_eq!(bus.config(1, 0), 0x1043_1af4, "virtio console");
     assert_eq!(bus.config(2, 0), 0x1044_1af4, "virtio entropy");
     for device in [0, 3, 31] {
         assert_eq!(bus.config(device, 0), u32::MAX);
     }
     assert_eq!(bus.read(ECAM.start + (2 << 15) + (1 << 12)), u32::MAX, "function 1");
-    assert!(own::rng(bus.0.chassis()).is_err(), "the slot is taken");
+    assert!(own::rng(&bus.0.chassis).is_err(), "the slot is taken");
 }
 
 #[test]
 fn shared_pages_are_told_of_by_a_device() {
     let test = "shared_pages_are_told_of_by_a_device";
     let Some(bus) = machine(test) else { return };
-    assert!(own::pmem(bus.0.chassis()).unwrap().is_none(), "there are none");
+    assert!(own::pmem(&bus.0.chassis).unwrap().is_none(), "there are none");
     let file = crate::common::shared(b"");
     let bus = Bus(crate::common::sharing(nothing(), 1, Some(file)).0);
-    let _pmem = own::pmem(bus.0.chassis()).unwrap().unwrap();
+    let _pmem = own::pmem(&bus.0.chassis).unwrap().unwrap();
     assert_eq!(bus.config(3, 0), 0x105b_1af4, "virtio persistent memory");
     bus.enable(3, true);
     let bar = u64::from(bus.config(3, 0x10) & !0xf);
@@ -138,7 +138,7 @@ fn check_vectors(bus: &Bus, device: u64) {
 #[test]
 fn a_function_of_this_process_is_decoded() {
     let Some(bus) = machine("a_function_of_this_process_is_decoded") else { return };
-    let _rng = own::rng(bus.0.chassis()).unwrap();
+    let _rng = own::rng(&bus.0.chassis).unwrap();
     // The first register of the common configuration selects features.
     check_bar(&bus, 2, 0x8000, 0);
     check_vectors(&bus, 2);
@@ -198,7 +198,7 @@ guest!(enumerates:
 /// Makes a machine with the devices that every machine has.
 fn whole_machine(code: &[u8]) -> (Machine, std::fs::File, impl Sized) {
     let (machine, console) = crate::common::machine(code, 1);
-    let devices = (own::console(machine.chassis()).unwrap(), own::rng(machine.chassis()).unwrap());
+    let devices = (own::console(&machine.chassis).unwrap(), own::rng(&machine.chassis).unwrap());
     (machine, console, devices)
 }
 
@@ -214,7 +214,7 @@ fn a_guest_reads_configuration_space_without_leaving() {
         return;
     }
     let (machine, console, _devices) = whole_machine(enumerates());
-    let shows = machine.chassis().vm().check_extension(Cap::ReadonlyMem);
+    let shows = machine.chassis.vm.check_extension(Cap::ReadonlyMem);
     let mut guest = run(machine, console);
     assert_eq!(guest.read(3), [0xf4, 0xff, 0xff]);
     assert_eq!(guest.end(), End::PowerOff);
@@ -254,7 +254,7 @@ fn what_a_window_shows_is_read_when_it_is_read() {
         at = u64::from(bus.config(1, at) >> 8 & 0xfc);
     }
     let address = (ECAM.start + (1 << 15) + at) as u32;
-    bus.0.chassis().ram().memory().write(0x9000, &address.to_le_bytes()).unwrap();
+    bus.0.chassis.ram.memory().write(0x9000, &address.to_le_bytes()).unwrap();
     let mut guest = run(bus.0, console);
     // A console of two ports has six queues (Virtio 1.3, 5.3.2).
     assert_eq!(guest.read(1), [6]);

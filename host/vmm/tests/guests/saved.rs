@@ -27,8 +27,8 @@ pub struct Whole {
 
 impl Whole {
     pub fn new(machine: Machine, console: std::fs::File) -> Self {
-        let console_device = own::console(machine.chassis()).unwrap();
-        let rng = own::rng(machine.chassis()).unwrap();
+        let console_device = own::console(&machine.chassis).unwrap();
+        let rng = own::rng(&machine.chassis).unwrap();
         let running = machine.start(|| ()).unwrap();
         Self { running, console, console_device, rng, taken: 0 }
     }
@@ -75,7 +75,7 @@ impl Whole {
     /// Returns a copy of the guest's memory.
     fn copy(&self) -> OwnedFd {
         let copy = memory(64);
-        copy_file(self.running.chassis.ram().file(), &copy);
+        copy_file(self.running.chassis.ram.file(), &copy);
         copy
     }
 
@@ -121,11 +121,11 @@ pub fn successor(file: &[u8], memory: OwnedFd, cpus: u32) -> Result<Whole, Error
         console: theirs,
     };
     let machine = Machine::new(config)?;
-    let (console_device, rng) = (own::console(machine.chassis())?, own::rng(machine.chassis())?);
+    let (console_device, rng) = (own::console(&machine.chassis)?, own::rng(&machine.chassis)?);
     console_device.serve(|console| console.set_host_open(own::CONSOLE_PORT, true));
     let OwnState { console: its_console, rng: its_rng, .. } = &saved.machine.own;
-    own::restore_console(&console_device, machine.chassis().pci(), its_console)?;
-    rng.restore(machine.chassis().pci(), its_rng)?;
+    own::restore_console(&console_device, &machine.chassis.pci, its_console)?;
+    rng.restore(&machine.chassis.pci, its_rng)?;
     machine.route_interrupts()?;
     let running = machine.start(|| ())?;
     Ok(Whole { running, console: console.into(), console_device, rng, taken: 0 })
@@ -296,7 +296,7 @@ fn a_successor_is_told_that_it_is_a_copy() {
     let file = guest.save().unwrap();
     let generation = |guest: &Whole| {
         let mut bytes = [0; 16];
-        guest.running.chassis.ram().memory().read(GENERATION_ID, &mut bytes).unwrap();
+        guest.running.chassis.ram.memory().read(GENERATION_ID, &mut bytes).unwrap();
         bytes
     };
     let mut all = vec![generation(&guest)];
@@ -374,7 +374,7 @@ fn a_timer_that_waits_or_has_expired_interrupts_the_successor() {
     // At once, and not before the guest is saved.
     for ticks in [0_u32, u32::MAX] {
         let (machine, console) = common::machine(waits_for_a_timer(), 1);
-        machine.chassis().ram().memory().write(0x9008, &ticks.to_le_bytes()).unwrap();
+        machine.chassis.ram.memory().write(0x9008, &ticks.to_le_bytes()).unwrap();
         let mut guest = Whole::new(machine, console);
         guest.running.cpus.resume();
         assert_eq!(guest.read(1), b"a");
@@ -384,7 +384,7 @@ fn a_timer_that_waits_or_has_expired_interrupts_the_successor() {
         }
         let file = guest.save().unwrap();
         let mut heir = successor(&file, guest.copy(), 1).unwrap();
-        heir.running.chassis.ram().memory().write(0x9004, &[1]).unwrap();
+        heir.running.chassis.ram.memory().write(0x9004, &[1]).unwrap();
         heir.running.cpus.resume();
         assert_eq!(heir.end(), End::PowerOff, "{ticks} ticks");
         assert_eq!(heir.read(1), b"t");

@@ -75,7 +75,7 @@ fn ports_go_on_and_the_agent_is_told_of_a_close() {
     }
     let (machine, console) = machine(stays(), 1);
     let guest = Whole::new(machine, console);
-    let memory = guest.running.chassis.ram().memory();
+    let memory = guest.running.chassis.ram.memory();
     let device = &guest.console_device;
     device.serve(|console| {
         console.set_host_open(CONSOLE_PORT, true);
@@ -99,7 +99,7 @@ fn ports_go_on_and_the_agent_is_told_of_a_close() {
     }
     let file = guest.save().unwrap();
     // The same memory: the driver goes on in it, and the saved machine does nothing any more.
-    let same = guest.running.chassis.ram().file().try_clone_to_owned().unwrap();
+    let same = guest.running.chassis.ram.file().try_clone_to_owned().unwrap();
     let heir = successor(&file, same, 1).unwrap();
     let device = &heir.console_device;
     device.serve(|console| console.set_host_open(AGENT_PORT, true));

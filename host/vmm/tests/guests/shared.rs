@@ -86,14 +86,14 @@ fn machines_map_the_same_pages() {
         sharing(reads_writes_reads(), 1, Some(file)).0
     });
     for machine in &machines {
-        let there = machine.chassis().ram().shared().unwrap();
+        let there = machine.chassis.ram.shared().unwrap();
         let found = rustix::fs::fstat(there.file()).unwrap();
         assert_eq!((found.st_dev, found.st_ino), (stat.st_dev, stat.st_ino));
-        let memory = machine.chassis().ram().memory();
+        let memory = machine.chassis.ram.memory();
         let mut bytes = [0; 4];
-        memory.read(there.part().start, &mut bytes).unwrap();
+        memory.read(there.part.start, &mut bytes).unwrap();
         assert_eq!(&bytes, b"root");
-        assert!(memory.write(there.part().start, b"x").is_err(), "a device writes it");
+        assert!(memory.write(there.part.start, b"x").is_err(), "a device writes it");
     }
     // One page was touched, by whomever, and the file has no other.
     assert_eq!(rustix::fs::fstat(&file).unwrap().st_blocks * 512, 4096);

@@ -53,13 +53,13 @@ fn check(config: Config, console: std::fs::File, expected: &[kvm_bindings::kvm_c
     let asked = expected.iter().flat_map(|leaf| [leaf.function, leaf.index]);
     let words = [expected.len() as u32].into_iter().chain(asked);
     let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
-    machine.chassis().ram().memory().write(ASKED, &bytes).unwrap();
+    machine.chassis.ram.memory().write(ASKED, &bytes).unwrap();
     let guest = Guest { running: machine.start(|| ()).unwrap(), console };
     guest.running.cpus.resume();
     assert_eq!(guest.end(), End::PowerOff);
     for (number, leaf) in (0..).zip(expected) {
         let mut bytes = [0; 16];
-        let memory = guest.running.chassis.ram().memory();
+        let memory = guest.running.chassis.ram.memory();
         memory.read(ANSWERS + number * 16, &mut bytes).unwrap();
         let words = bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word));
         let read: Vec<u32> = words.collect();

@@ -57,7 +57,7 @@ fn a_guest_has_all_of_much_memory_when_it_begins() {
     assert_eq!(guest.read(1), b"h");
     assert_eq!(guest.end(), End::PowerOff);
     let mut byte = [0];
-    guest.running.chassis.ram().memory().read(0xbfff_f000, &mut byte).unwrap();
+    guest.running.chassis.ram.memory().read(0xbfff_f000, &mut byte).unwrap();
     assert_eq!(&byte, b"h");
 }
 
@@ -145,7 +145,7 @@ fn a_paused_guest_does_nothing_until_it_is_resumed() {
         return;
     }
     let (machine, console) = crate::common::machine(counter(), 2);
-    let memory = machine.chassis().ram().memory();
+    let memory = machine.chassis.ram.memory();
     let count = || memory.load_u32(0x9000).unwrap();
     let running = machine.start(|| ()).unwrap();
     let mut guest = crate::common::Guest { running, console };

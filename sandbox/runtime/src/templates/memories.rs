@@ -156,8 +156,10 @@ impl Drop for Held {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
     use std::time::Duration;
 
+    use tokio::sync::oneshot;
     use tonic::transport::Endpoint;
 
     use super::*;
@@ -176,6 +178,28 @@ mod tests {
     /// Returns whether a template has a memory, or a call is about it.
     fn is_known(memories: &Memories, name: &str) -> bool {
         lock(&memories.users).contains_key(name)
+    }
+
+    /// The test's side of a check that lasts as long as the test says.
+    struct HeldCheck {
+        /// Is told when the check begins.
+        begun: oneshot::Receiver<()>,
+        /// The check ends when this is dropped.
+        end: mpsc::Sender<()>,
+    }
+
+    /// Returns a check with this outcome, and the test's side of it.
+    fn held_check(
+        outcome: Result<()>,
+    ) -> (HeldCheck, impl FnOnce() -> Result<()> + Send + 'static) {
+        let (begin, begun) = oneshot::channel();
+        let (end, ends) = mpsc::channel::<()>();
+        let check = move || {
+            let _ = begin.send(());
+            let _ = ends.recv();
+            outcome
+        };
+        (HeldCheck { begun, end }, check)
     }
 
     #[tokio::test]
@@ -197,25 +221,19 @@ mod tests {
     async fn a_check_that_lasts_holds_up_no_other_memory() {
         let memories = memories();
         give(&memories, "a").await;
-        let (begin, begun) = tokio::sync::oneshot::channel();
-        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let (held, check) = held_check(Err(Error::Stopped));
         let slow = tokio::spawn({
             let memories = Arc::clone(&memories);
-            let check = move || {
-                let _ = begin.send(());
-                let _ = ends.recv();
-                Err(Error::Stopped)
-            };
             async move { memories.add("slow".to_owned(), "/memory".into(), check).await }
         });
-        begun.await.unwrap();
+        held.begun.await.unwrap();
         let others = async {
             memories.add("a".to_owned(), "/memory".into(), || Ok(())).await.unwrap().keep();
             memories.remove("a").await;
             memories.remove("a").await;
         };
         let done = tokio::time::timeout(Duration::from_secs(60), others).await;
-        drop(end);
+        drop(held.end);
         done.unwrap();
         assert!(matches!(slow.await.unwrap(), Err(Error::Stopped)));
         assert!(!is_known(&memories, "slow") && !is_known(&memories, "a"));
@@ -226,21 +244,15 @@ mod tests {
     async fn a_call_that_is_given_up_leaves_no_user() {
         let memories = memories();
         give(&memories, "a").await;
-        let (begin, begun) = tokio::sync::oneshot::channel();
-        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let (held, check) = held_check(Ok(()));
         let call = tokio::spawn({
             let memories = Arc::clone(&memories);
-            let check = move || {
-                let _ = begin.send(());
-                let _ = ends.recv();
-                Ok(())
-            };
             async move { memories.add("a".to_owned(), "/memory".into(), check).await.map(drop) }
         });
-        begun.await.unwrap();
+        held.begun.await.unwrap();
         call.abort();
         assert!(call.await.unwrap_err().is_cancelled());
-        drop(end);
+        drop(held.end);
         // Waits until the memory is checked and counted, and takes the other template's part away.
         memories.remove("a").await;
         let gone = async {
