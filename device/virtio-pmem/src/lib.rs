@@ -30,3 +30,4 @@ pub mod fuzz;
 mod tests;
 
 pub use device::{Parts, Pmem, STATE_VERSION, VECTORS};
+pub use slipway_virtio::layout;

@@ -115,14 +115,14 @@ impl Machine {
                 Ok(json!({}))
             }
             Ok(Command::Quit) => {
-                self.control.answer(&request.id, Ok(json!({})));
+                self.control.send(&qmp::answer(&request.id, Ok(json!({}))));
                 self.control.send(&qmp::quit());
                 return true;
             }
             Ok(_) => Err("a hollow machine cannot do that".to_owned()),
             Err(reason) => Err(reason),
         };
-        self.control.answer(&request.id, outcome);
+        self.control.send(&qmp::answer(&request.id, outcome));
         false
     }
 }
