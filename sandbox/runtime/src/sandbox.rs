@@ -389,9 +389,10 @@ impl Sandbox {
     pub fn agent(&self) -> Result<Agent> {
         let agent = self.agent.borrow().clone();
         agent.filter(|_| self.state() == SandboxState::Running).ok_or_else(|| {
-            self.wrong_state(match self.is_in_file() {
-                true => "its memory is in a file; `slipway resume` has it go on",
-                false => "its container does not run; `slipway run` starts a new one",
+            self.wrong_state(match self.state() {
+                _ if self.is_in_file() => "its memory is in a file; `slipway resume` has it go on",
+                SandboxState::Running => "its guest does not answer yet; try again later",
+                _ => "its container does not run; `slipway run` starts a new one",
             })
         })
     }
