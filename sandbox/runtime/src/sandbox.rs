@@ -397,6 +397,11 @@ impl Sandbox {
         })
     }
 
+    /// Returns once the agent has answered, which a restarted daemon may wait for.
+    pub(crate) async fn answers(&self) {
+        let _ = self.agent.subscribe().wait_for(Option::is_some).await;
+    }
+
     /// Returns whether the sandbox is paused and its memory is in a file.
     pub(crate) fn is_in_file(&self) -> bool {
         self.look(|record| record.saving.in_file)

@@ -6,10 +6,11 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use slipway_runtime::v1;
 use tokio::sync::watch;
 
 use crate::harness::guest::Guest;
-use crate::harness::{Daemon, run_dir, sandbox_dir};
+use crate::harness::{Daemon, LONG, run_dir, sandbox_dir};
 
 /// The user id of a VMM that has ended: no process has it.
 const VMM_UID: u32 = 1_879_052_000;
@@ -121,9 +122,16 @@ async fn sandboxes_whose_vmms_answer_late_are_not_lost() {
     removed.wait().unwrap();
     assert_eq!(daemon.count().await, 1);
     assert!(goes_on.try_wait().unwrap().is_none());
+    // A request to stop waits for the guest.
+    let mut client = daemon.client.clone();
+    let stop = v1::StopRequest { name: "aaaaaaaaaaaa".to_owned(), timeout_s: 3600 };
+    let stopped = tokio::spawn(async move { client.stop(stop).await });
+    daemon.list(3).await;
+    assert!(!stopped.is_finished());
     gate.send_replace(true);
     // Its guest answers that the container has ended, by itself.
     assert_eq!(daemon.wait_state("aaaaaaaaaaaa", "exited").await.exit_status, 0);
+    tokio::time::timeout(LONG, stopped).await.expect("it stops").unwrap().unwrap();
     // The stand-in for the VMM that the daemon ended has no process.
     goes_on.kill().unwrap();
     goes_on.wait().unwrap();
