@@ -107,14 +107,29 @@ s stop --time 1 web >/dev/null && s rm web >/dev/null || fail "rm of the pod: $(
 [ -z "$(leftovers)" ] || fail "left: $(leftovers)"
 ok "a ninth container is refused in a line, and nothing is left"
 
-# serve NAME: serves a function with a sandbox, the pod NAME-1.
+# serve NAME: serves a function with a sandbox, the pod NAME-1. An invocation goes on until its replica has the file /go.
 serve() {
     pod=$1-1
     "$slipway" function serve --listen 127.0.0.1:0 --network none --memory 256M --bind-memory 128M --min-sandboxes 1 \
-        --max-sandboxes 1 --keep-alive 20s --timeout 1h --queue-time 1h "$1" "$image" -- sh -c 'sleep 2; cat /sys/fs/cgroup/memory.max' \
+        --max-sandboxes 1 --keep-alive 20s --timeout 1h --queue-time 1h "$1" "$image" -- sh -c "$waits" \
         2>"$work/server" & server=$!
     wait_until 60 grep -q "^Serving $1 at " "$work/server" || fail "no server: $(cat "$work/server")"
     wait_until 60 is_state "$pod" running || fail "no sandbox: $(cat "$work/server"; explain)"
+}
+waits='until [ -e /go ]; do sleep 0.1; done; rm /go; cat /sys/fs/cgroup/memory.max'
+# let_go: lets the invocation of each replica end. False if one of them has not begun.
+let_go() {
+    local name names
+    names=$(record '" ".join(each["name"] for each in one["added"])') && [ -n "$names" ] || return 1
+    for name in $names; do s exec "$pod/$name" touch /go || return 1; done
+}
+# invoke NAME: one invocation, during which its replica has memory of its own: a replica that is idle loses it after a while.
+invoke() {
+    local asked
+    s function invoke "$1" >"$work/answer" & asked=$!
+    wait_until 120 has 132 || fail "a replica of $1 has $(bound) MiB: $(s function ls --json; cat "$work/server"; explain)"
+    wait_until 60 let_go || fail "no replica of $1: $(s inspect "$pod"; explain)"
+    wait "$asked" && [ "$(cat "$work/answer")" = $((128 << 20)) ] || fail "invoke $1: $(cat "$work/answer" "$work/server"; explain)"
 }
 end_server() {
     kill "$server"
@@ -122,13 +137,13 @@ end_server() {
     server=''
 }
 serve f
-[ "$(s function invoke f)" = $((128 << 20)) ] || fail "invoke: $(cat "$work/server"; explain)"
-has 132 || fail "a replica has $(bound) MiB: $(s function ls --json; explain)"
-s function load "$(sed -n 's,^Serving f at \(.*\)$,\1,p' "$work/server")" --bursts 2 --timeout 1h >"$work/load" ||
-    fail "load: $(cat "$work/load" "$work/server")"
-has 264 || fail "two replicas have $(bound) MiB: $(s function ls --json; explain)"
+invoke f
+s function load "$(sed -n 's,^Serving f at \(.*\)$,\1,p' "$work/server")" --bursts 2 --timeout 1h >"$work/load" & load=$!
+wait_until 120 has 264 || fail "two replicas have $(bound) MiB: $(s function ls --json; explain)"
+wait_until 60 let_go || fail "two invocations do not end: $(s inspect "$pod"; explain)"
+wait "$load" || fail "load: $(cat "$work/load" "$work/server")"
 wait_until 120 has 0 || fail "idle replicas leave $(bound) MiB: $(s function ls --json; cat "$work/server"; explain)"
-[ "$(s function invoke f)" = $((128 << 20)) ] || fail "invoke again: $(cat "$work/server"; explain)"
+invoke f
 ok "the memory of a function's replicas comes and goes with them"
 # Its first sandbox had the node make a template with the same regions.
 made() { s template ls --json | grep -q '"bound_memory_bytes": [1-9]'; }
@@ -136,8 +151,7 @@ wait_until 120 made || fail "no template of the function's sandboxes: $(s templa
 end_server
 serve g
 [[ "$(record 'one["template"]')" = auto-* ]] || fail "the sandbox of g is no fork: $(s inspect g-1)"
-[ "$(s function invoke g)" = $((128 << 20)) ] || fail "invoke g: $(cat "$work/server"; explain)"
-has 132 || fail "a replica in a fork has $(bound) MiB: $(s function ls --json; explain)"
+invoke g
 wait_until 120 has 0 || fail "an idle replica leaves $(bound) MiB in a fork: $(cat "$work/server"; explain)"
 end_server
 for name in $(s template ls --json | python3 -c 'import json, sys

@@ -132,8 +132,6 @@ says() { grep -q "^e2e: $1" "$work/console"; }
 explain() { grep -v '^e2e: gap' "$work/console" | tail -n 40; tail -n 20 "$work/qemu.log" "$work/daemon.log"; }
 
 root_disk || fail "the guest's disk cannot be made"
-guests_work >"$work/work"
-truncate -s "$(($(stat -c %s "$work/work") / 512 * 512))" "$work/work"
 "$slipway" keeper 2>"$work/keeper.log" & keeper=$!
 wait_until 20 listens "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
 start_daemon "$slipway"
@@ -142,38 +140,51 @@ wait_until 20 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(expl
 truncate -s 64M "$medium/disk.img"
 "$slipway" endpoint create ram --socket "$work/ram.sock" --disk ram:64M >/dev/null || fail "endpoint create"
 "$slipway" endpoint create file --socket "$work/file.sock" --disk "file:$medium/disk.img" >/dev/null || fail "endpoint create"
-: >"$work/console"
-start_guest
 
-# When the host sees each line of the guest's; the quickest tells where the guest's clock is.
-tail -n +1 -f --pid=$$ "$work/console" 2>/dev/null | while read -r _ word rest; do
-    case $word in clock) echo "$(($(now) - rest))" >>"$work/offsets" ;; end) break ;; esac
-done &
 started() { says clock || ! runs "$guest"; }
-wait_until 120 started
-says clock || fail "the guest does not start: $(explain)"
-wait_until 30 says works || fail "the guest does not begin: $(explain)"
-
-kills=0 builds=("$slipway" "$other")
-began=$SECONDS
-while ! says end; do
-    if ! runs "$guest"; then
-        # It ends right after its last words.
-        says end && break
-        fail "the guest has gone: $(explain)"
-    fi
-    if [ $((SECONDS - began)) -lt "$((seconds - 8))" ]; then
-        kills=$((kills + 1))
-        runs "$daemon" || fail "the daemon has gone by itself: $(explain)"
-        echo "$(now)" >>"$work/kills"
-        kill -9 "$daemon"; wait "$daemon" 2>/dev/null
-        start_daemon "${builds[$((kills % 2))]}"
-    elif [ $((SECONDS - began)) -gt $((seconds + 180 * slower)) ]; then
-        fail "the guest does not end: $(explain)"
-    fi
-    sleep "$period"
+builds=("$slipway" "$other")
+# kill_under_guest: a guest that works for so many seconds, while the daemon is killed.
+kill_under_guest() {
+    local began
+    guests_work >"$work/work"
+    truncate -s "$(($(stat -c %s "$work/work") / 512 * 512))" "$work/work"
+    : >"$work/console"
+    rm -f "$work/offsets"
+    start_guest
+    # When the host sees each line of the guest's; the quickest tells where the guest's clock is.
+    tail -n +1 -f --pid="$guest" "$work/console" 2>/dev/null | while read -r _ word rest; do
+        case $word in clock) echo "$(($(now) - rest))" >>"$work/offsets" ;; end) break ;; esac
+    done &
+    wait_until 120 started
+    says clock || fail "the guest does not start: $(explain)"
+    wait_until 30 says works || fail "the guest does not begin: $(explain)"
+    kills=0 began=$SECONDS
+    while ! says end; do
+        if ! runs "$guest"; then
+            # It ends right after its last words.
+            says end && break
+            fail "the guest has gone: $(explain)"
+        fi
+        if [ $((SECONDS - began)) -lt "$((seconds - 8))" ]; then
+            kills=$((kills + 1))
+            runs "$daemon" || fail "the daemon has gone by itself: $(explain)"
+            echo "$(now)" >>"$work/kills"
+            kill -9 "$daemon"; wait "$daemon" 2>/dev/null
+            start_daemon "${builds[$((kills % 2))]}"
+        elif [ $((SECONDS - began)) -gt $((seconds + 180 * slower)) ]; then
+            fail "the guest does not end: $(explain)"
+        fi
+        sleep "$period"
+    done
+    wait "$guest" 2>/dev/null; guest=''
+}
+# The guest works for a time of its own. A test that stands still for all of that gives it longer.
+kill_under_guest
+for _ in 1 2 3; do
+    [ "$kills" -gt 0 ] && break
+    seconds=$((seconds * 2))
+    kill_under_guest
 done
-wait "$guest" 2>/dev/null; guest=''
 [ "$kills" -gt 0 ] || fail "no kill"
 [ "$kills" -gt 2 ] || printf 'SKIPPED: e2e/%s: more than %s kills need a machine with time for this test\n' "$test_name" "$kills"
 

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use indicatif::ProgressBar;
 use slipway_plane_api::{NetworkClient, PlaneClient, VfClient};
 use slipway_runtime::host_copies::LARGEST_REQUEST;
 use slipway_runtime::record::Record;
@@ -14,9 +15,14 @@ use slipway_runtime::{Config, SandboxClient, SnapshotClient, TemplateClient, v1}
 use tonic::transport::Channel;
 
 use crate::args::NodeArgs;
+use crate::progress;
 
-/// The longest time that a daemon may take until it serves.
-const START: Duration = Duration::from_secs(20);
+/// The longest time that a daemon which runs may take until it serves.
+const START: Duration = Duration::from_secs(600);
+/// The longest wait for a daemon while none runs, and none that this command starts may serve.
+const ABSENCE: Duration = Duration::from_secs(20);
+/// The time after which a command shows on a terminal that it waits for a daemon.
+const SHOWN: Duration = Duration::from_secs(2);
 /// The time before another daemon is started, if the last one ended in favour of another.
 const AGAIN: Duration = Duration::from_millis(200);
 /// The time between two attempts to reach the next daemon.
@@ -95,21 +101,75 @@ async fn channel(args: &NodeArgs, config: &Config) -> Result<Channel> {
         return Ok(channel);
     }
     need_root("starting the node's daemon (it makes control groups and runs VMMs as other users)")?;
+    let mut shown = None;
+    let started = start(args, config, &mut shown).await;
+    if let Some(bar) = shown {
+        bar.finish_and_clear();
+    }
+    started
+}
+
+/// Starts a daemon and waits until it, or another one, serves. Puts what it shows of a long wait
+/// into `shown`.
+async fn start(
+    args: &NodeArgs,
+    config: &Config,
+    shown: &mut Option<ProgressBar>,
+) -> Result<Channel> {
     let mut starting = Starting::begin(args, config)?;
-    let begun = Instant::now();
-    while begun.elapsed() < START {
+    let mut patience = Patience::begin(Instant::now());
+    loop {
         if let Some(channel) = try_connect(config).await? {
             starting.reap_later();
             return Ok(channel);
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
+        if patience.begun.elapsed() >= SHOWN {
+            shown.get_or_insert_with(|| progress::waiting("the node's daemon starts"));
+        }
         if starting.left_it_to_another()? && try_connect(config).await?.is_none() {
             // The other daemon is still starting, or is ending and does not serve any more.
+            patience.left(Instant::now(), daemon_runs(config));
             tokio::time::sleep(AGAIN).await;
             starting = Starting::begin(args, config)?;
         }
+        if let Some(limit) = patience.is_over(Instant::now()) {
+            let (limit, why) = (limit.as_secs(), starting.last_words());
+            bail!("the daemon did not serve within {limit} s; {why}");
+        }
     }
-    bail!("the daemon did not serve within {} s; {}", START.as_secs(), starting.last_words())
+}
+
+/// Returns whether a daemon has the data directory, whether it serves or not. Where the kernel does
+/// not show who has a lock ([`slipway_lock::holders`]), it seems that none has.
+fn daemon_runs(config: &Config) -> bool {
+    !slipway_lock::holders(&config.lock()).0.is_empty()
+}
+
+/// The time that a command waits for a daemon. A daemon may take long to serve on a busy machine,
+/// and is waited for while it runs.
+struct Patience {
+    begun: Instant,
+    /// The time since which daemons of this command end in favour of another, and none runs.
+    absent: Option<Instant>,
+}
+
+impl Patience {
+    fn begin(now: Instant) -> Self {
+        Self { begun: now, absent: None }
+    }
+
+    /// Notes that this command's daemon has ended in favour of another one, and whether one runs.
+    fn left(&mut self, now: Instant, runs: bool) {
+        self.absent = (!runs).then(|| self.absent.unwrap_or(now));
+    }
+
+    /// Returns the limit that has passed, or `None` if the command still waits.
+    fn is_over(&self, now: Instant) -> Option<Duration> {
+        let absent = self.absent.is_some_and(|since| now - since >= ABSENCE);
+        let started = now - self.begun >= START;
+        absent.then_some(ABSENCE).or(started.then_some(START))
+    }
 }
 
 /// Connects to the daemon. Returns `None` if no daemon answers.
@@ -298,4 +358,27 @@ pub fn answer<T>(reply: Result<tonic::Response<T>, tonic::Status>) -> Result<T> 
 pub async fn record(client: &mut SandboxClient, name: &str) -> Result<Record> {
     let request = v1::Name { name: name.to_owned() };
     Ok(serde_json::from_str(&answer(client.inspect(request).await)?.json)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_is_waited_for_while_it_runs() {
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let mut patience = Patience::begin(begun);
+        assert_eq!(patience.is_over(at(599)), None);
+        assert_eq!(patience.is_over(at(600)), Some(START));
+        // Another command's daemon runs, and then no daemon.
+        patience.left(at(5), true);
+        assert_eq!(patience.is_over(at(300)), None);
+        patience.left(at(300), false);
+        patience.left(at(310), false);
+        assert_eq!(patience.is_over(at(319)), None);
+        assert_eq!(patience.is_over(at(320)), Some(ABSENCE));
+        patience.left(at(320), true);
+        assert_eq!(patience.is_over(at(321)), None);
+    }
 }

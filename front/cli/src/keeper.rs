@@ -9,8 +9,9 @@ use anyhow::{Context, Result, bail};
 use slipway_keeper::Keeper;
 use slipway_runtime::Config;
 
-/// The longest time that a keeper may take to listen.
-const START: Duration = Duration::from_secs(10);
+/// The longest time that the process of a keeper may take to listen. A busy machine may have it
+/// wait for half a minute; one that fails ends before.
+const START: Duration = Duration::from_secs(300);
 
 /// Returns the path of the keeper's socket.
 pub fn socket(config: &Config) -> PathBuf {
@@ -56,7 +57,9 @@ pub fn connect(config: &Config) -> Result<Keeper> {
             return Ok(keeper);
         }
         if let Some(status) = child.try_wait()? {
-            bail!("the keeper ended at once: {status}");
+            // It may have left the socket to another keeper, which listens by now.
+            let other = Keeper::connect(&socket);
+            return other.with_context(|| format!("the keeper ended at once: {status}"));
         }
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -20,8 +20,9 @@ use crate::reconnect::Sockets;
 use crate::vm::{LaunchedVm, Supervised};
 use crate::{Accel, Error, LaunchTimes, LeftVm, Result, VmRecord, VmSpec, accel};
 
-/// The time that a VMM that runs already may take to answer.
-const ADOPT_DEADLINE: Duration = Duration::from_secs(10);
+/// The time that a VMM that runs already may take to answer. On a busy machine it may stand still
+/// for a while, and it is given up after this time. The wait ends with its process.
+const ADOPT_DEADLINE: Duration = Duration::from_secs(600);
 
 /// The time that a killed VMM may take to end.
 const END_DEADLINE: Duration = Duration::from_secs(10);

@@ -29,7 +29,7 @@
 //! manager of a node does that, and the one process that must not fail should not fork.
 //!
 //! Dependencies: `rustix` for sockets and descriptors, `slipway-peer` for receiving and closing
-//! descriptors.
+//! descriptors, `slipway-lock` for one keeper at a socket.
 
 mod client;
 mod serve;

@@ -3,18 +3,26 @@
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{SocketFlags, SocketType};
 use rustix::process::{Resource, getrlimit, setrlimit};
+use slipway_lock::Lock;
 use slipway_peer::{Bin, Peer};
 
 use crate::wire::{self, BATCH, CLEAR, PUT, TAKE};
-use crate::{SHELF, SLOTS};
+use crate::{Keeper, SHELF, SLOTS};
 
 /// Pause after accept(2) has failed for want of descriptors or memory.
 const RETRY: Duration = Duration::from_millis(10);
+
+/// The longest wait for a keeper that has the lock and does not listen: it has just begun, or is
+/// about to end.
+const TAKEOVER: Duration = Duration::from_secs(60);
+
+/// The pause between two looks at such a keeper.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// The number of daemons that may wait for the keeper.
 const BACKLOG: i32 = 4;
@@ -83,14 +91,17 @@ impl Table {
 }
 
 /// Serves at `path` until no client is connected and nothing is held. Replaces a stale socket at
-/// `path`, on which nobody listens.
+/// `path`, on which nobody listens. Meanwhile the process holds a lock beside the socket: a file
+/// with the extension `lock` in place of the socket's.
 ///
 /// # Errors
-/// The socket cannot be made, for example because another keeper listens there.
+/// `AddrInUse` if another keeper listens there; the socket or its lock cannot be made.
 pub fn serve(path: &Path) -> std::io::Result<()> {
     raise_descriptor_limit();
     let mut table = Table::new();
-    let listener = bind(path)?;
+    // Declared before the listener, so released after it: the next keeper finds no socket.
+    let _lock = take_over(path, TAKEOVER)?;
+    let listener = listen(path)?;
     // A client without a request only checks whether a keeper is there, which is no reason to end.
     let mut asked = false;
     loop {
@@ -154,15 +165,36 @@ fn waits(listener: &OwnedFd) -> bool {
     rustix::event::poll(&mut polled, Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
-fn bind(path: &Path) -> std::io::Result<OwnedFd> {
-    let address = SocketAddrUnix::new(path)
-        .map_err(|_| Error::new(ErrorKind::InvalidInput, "the path is too long for a socket"))?;
-    let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
-    let client = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
-    if rustix::net::connect(client, &address) == Err(Errno::CONNREFUSED) {
-        std::fs::remove_file(path)?;
+/// Takes the lock of the keeper at `path`. Without it, two keepers that begin at once could each
+/// take the other one's socket for a stale one: a socket refuses connections before it listens.
+/// Waits up to `patience` for a keeper that has the lock and does not listen.
+///
+/// # Errors
+/// `AddrInUse` if another keeper listens at `path`; the lock cannot be taken.
+fn take_over(path: &Path, patience: Duration) -> std::io::Result<Lock> {
+    let (lock, begun) = (path.with_extension("lock"), Instant::now());
+    loop {
+        match Lock::try_take(&lock) {
+            // Keepers of earlier versions hold no lock.
+            Ok(_) | Err(slipway_lock::Error::Held { .. }) if Keeper::is_there(path) => {
+                return Err(Error::new(ErrorKind::AddrInUse, "another keeper listens there"));
+            }
+            Ok(lock) => return Ok(lock),
+            Err(slipway_lock::Error::Held { .. }) if begun.elapsed() < patience => {
+                std::thread::sleep(LOOK);
+            }
+            Err(error) => return Err(Error::other(error)),
+        }
     }
-    slipway_private::listen(path, kind, None, BACKLOG)
+}
+
+/// Listens at `path`, where the socket of a keeper that was killed may be. The caller has the lock.
+fn listen(path: &Path) -> std::io::Result<OwnedFd> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    slipway_private::listen(path, SocketType::SEQPACKET, None, BACKLOG)
 }
 
 /// Raises the limit of descriptors as far as the system allows: a device has about a hundred.
@@ -170,4 +202,42 @@ fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     let _ = setrlimit(Resource::Nofile, limit);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use rustix::net::{AddressFamily, SocketAddrUnix};
+
+    use super::*;
+
+    #[test]
+    fn a_socket_that_does_not_listen_yet_is_not_taken_for_a_stale_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keeper.sock");
+        // A keeper between bind(2) and listen(2).
+        let lock = take_over(&path, Duration::ZERO).unwrap();
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        let bound = std::fs::metadata(&path).unwrap().ino();
+        assert!(!Keeper::is_there(&path));
+        let error = take_over(&path, Duration::ZERO).unwrap_err().to_string();
+        assert!(error.contains("keeper.lock is locked by"), "{error}");
+        assert_eq!(std::fs::metadata(&path).unwrap().ino(), bound);
+        rustix::net::listen(&socket, BACKLOG).unwrap();
+        let error = take_over(&path, TAKEOVER).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AddrInUse);
+        // A keeper of an earlier version holds no lock.
+        drop(lock);
+        let error = take_over(&path, TAKEOVER).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AddrInUse);
+        assert_eq!(std::fs::metadata(&path).unwrap().ino(), bound);
+        // A keeper that was killed leaves its socket.
+        drop(socket);
+        let _lock = take_over(&path, Duration::ZERO).unwrap();
+        let _listener = listen(&path).unwrap();
+        assert!(Keeper::is_there(&path));
+    }
 }

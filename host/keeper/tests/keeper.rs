@@ -138,3 +138,31 @@ fn a_client_that_talks_nonsense_is_dropped_and_loses_nothing() {
     drop(last);
     serving.join().unwrap().unwrap();
 }
+
+#[test]
+fn one_of_many_keepers_that_begin_at_once_serves() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keeper.sock");
+    // The socket of a keeper that was killed, which each of them would remove.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let keepers: Vec<_> = (0..8)
+        .map(|_| {
+            let path = path.clone();
+            std::thread::spawn(move || slipway_keeper::serve(&path))
+        })
+        .collect();
+    let client = connect(&path);
+    client.put(1, file("one")).unwrap();
+    // All but one end while that one holds something.
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while keepers.iter().filter(|keeper| !keeper.is_finished()).count() > 1 {
+        assert!(std::time::Instant::now() < deadline, "several keepers serve");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    client.clear(1).unwrap();
+    drop(client);
+    let ended = keepers.into_iter().map(|keeper| keeper.join().unwrap());
+    let refused: Vec<_> = ended.filter_map(Result::err).map(|error| error.kind()).collect();
+    assert_eq!(refused, [std::io::ErrorKind::AddrInUse; 7]);
+    assert!(!path.exists());
+}

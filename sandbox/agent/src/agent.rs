@@ -24,8 +24,8 @@ use crate::table::{Missing, Refused, Table};
 use crate::zygote::{ContainerContext, PreparedProcess};
 use crate::{log, name};
 
-/// The time that containers have to end when the sandbox does: half of the time that the daemon
-/// waits for the reply to `Shutdown`. The other half is for writing back data.
+/// The time that containers have to end when the sandbox does. The daemon waits longer for the
+/// reply to `Shutdown`: the rest is for writing back data.
 const ENDING: Duration = Duration::from_secs(5);
 
 /// The most processes of a container that are listed.

@@ -12,6 +12,10 @@
 //! A sandbox that stood still to be saved (`Saving::under_way`) first goes on: its VMM, then the
 //! processes that its agent froze. Otherwise nothing of a sandbox is changed before its agent has
 //! answered.
+//!
+//! A VMM that lives and a guest that does not answer may be those of a busy machine. The daemon
+//! serves nobody before most sandboxes are adopted, so it waits for [`patience`]. Then it lists the
+//! sandbox and serves, and the adoption goes on beside that ([`finish`]).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,13 +36,18 @@ use crate::{
     sockets,
 };
 
-/// The deadline for adopting a sandbox, all steps together, since the daemon serves nobody before.
-/// Clients of the last daemon wait longer for the next one ([`RETURN`](crate::life::RETURN)).
+/// The time for adopting a sandbox, all steps together, before the daemon serves others. Clients of
+/// the last daemon wait longer for the next one ([`RETURN`](crate::life::RETURN)).
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The time beyond [`PATIENCE`] for a sandbox that stood still to be saved: as long as its VMM may
 /// take to go on (`snapshot::resume_vm`). Only a VMM that refuses for long makes the daemon later
 /// than its clients wait.
 const RESUME: Duration = Duration::from_secs(20);
+/// The longest time that an adoption takes while the daemon serves others. Then the sandbox is
+/// lost.
+const LONGEST: Duration = Duration::from_secs(600);
+/// The pause between two attempts of a step that failed.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// Returns whether the sandbox of this record may have outlived its daemon.
 pub fn may_live(record: &Record) -> bool {
@@ -46,22 +55,38 @@ pub fn may_live(record: &Record) -> bool {
     ran && record.run.exit_status.is_none() && record.vm.is_some() && record.vmm_uid.is_some()
 }
 
-/// Adopts a sandbox that an earlier daemon started.
+/// Returns the time for adopting the sandbox of a record before the daemon serves others.
+pub(crate) fn patience(record: &Record) -> Duration {
+    if record.saving.under_way { PATIENCE + RESUME } else { PATIENCE }
+}
+
+/// Completes an adoption that has begun, of a sandbox that is listed. It ends with the VMM, when
+/// the sandbox is asked to end, or after [`LONGEST`].
+///
+/// # Errors
+/// The errors of [`adopt`]; [`Error::Stopped`] if the sandbox was asked to end.
+pub(crate) async fn finish(
+    sandbox: &Sandbox,
+    adoption: impl Future<Output = Result<Running>>,
+) -> Result<Running> {
+    let adopted = tokio::select! {
+        adopted = tokio::time::timeout(LONGEST, adoption) => adopted,
+        () = sandbox.stopped() => return Err(Error::Stopped),
+    };
+    // It may have been asked to end before its VMM was known, which goes on then.
+    if sandbox.is_stopping() {
+        return Err(Error::Stopped);
+    }
+    adopted.unwrap_or_else(|_| Err(lost("its VMM or its agent does not answer")))
+}
+
+/// Adopts a sandbox that an earlier daemon started. The caller limits the time.
 ///
 /// # Errors
 /// An error that names the missing part. A sandbox that stood still to be saved may go on then;
 /// unless its agent has answered, nothing else of the sandbox is changed.
-pub async fn adopt(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
-    let adopted = tokio::time::timeout(sandbox.look(deadline), take(node, sandbox)).await;
-    adopted.map_err(|_| Error::Agent("the sandbox's agent does not answer".to_owned()))?
-}
-
-/// Returns the time for adopting the sandbox of a record.
-fn deadline(record: &Record) -> Duration {
-    if record.saving.under_way { PATIENCE + RESUME } else { PATIENCE }
-}
-
-async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
+pub(crate) async fn adopt(node: Arc<Node>, sandbox: Arc<Sandbox>) -> Result<Running> {
+    let (node, sandbox) = (&*node, &sandbox);
     let record = sandbox.record();
     let left = left(node, &record).ok_or_else(|| lost("its VMM is not known"))?;
     let vmm = left.record.clone();
@@ -79,14 +104,14 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     vm.detach();
     check_functions(needed(node, &record), &vm.broken_functions())?;
     if record.saving.under_way {
-        snapshot::resume_vm(&*vm).await?;
+        again(is_answer_open, || snapshot::resume_vm(&*vm)).await?;
     }
     let agent = tokio::select! {
         agent = reach(node, sandbox, &left.agent_socket) => agent?.0,
         ended = vm.wait() => return Err(Error::vm_ended(&ended)),
     };
     if record.saving.under_way {
-        snapshot::resume(sandbox, &*vm, &agent).await?;
+        again(is_answer_open, || snapshot::resume(sandbox, &*vm, &agent)).await?;
     }
     let own = Target::own(Arc::clone(sandbox));
     let carrier = match record.pod {
@@ -94,9 +119,9 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
         false => Some(OutputCarrier::attach(&own, &agent, node.config.log_bytes, None).await?),
     };
     own.end_lost_input();
-    cpus::recount(sandbox, &*vm).await?;
+    again(is_late, || cpus::recount(sandbox, &*vm)).await?;
     cpus::settle(sandbox, &vm, &agent).await;
-    resize::recount(sandbox, &*vm).await?;
+    again(is_late, || resize::recount(sandbox, &*vm)).await?;
     sandbox.set_vm(Some(Arc::clone(&vm)));
     sandbox.set_agent(Some(agent.clone()));
     // The daemon before this one may have ended between a container's end and this.
@@ -108,6 +133,31 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
 
 fn lost(what: &str) -> Error {
     Error::Agent(what.to_owned())
+}
+
+/// Carries out a step until it succeeds, or fails with an error for which `may_pass` does not hold.
+async fn again<F: Future<Output = Result<()>>>(
+    may_pass: impl Fn(&Error) -> bool,
+    step: impl Fn() -> F,
+) -> Result<()> {
+    loop {
+        match step().await {
+            Err(error) if may_pass(&error) => tokio::time::sleep(AGAIN).await,
+            done => return done,
+        }
+    }
+}
+
+/// Returns whether a VMM has not answered in time, so that it may answer later. One that has ended
+/// breaks its channel, which is another error.
+fn is_late(error: &Error) -> bool {
+    matches!(error, Error::Hypervisor(slipway_hypervisor::Error::Timeout { .. }))
+}
+
+/// Returns whether a sandbox that stands still may go on later: a VMM that still saves refuses, and
+/// its guest answers late.
+fn is_answer_open(error: &Error) -> bool {
+    !matches!(error, Error::VmEnded(_))
 }
 
 /// Checks that the plane has all functions of the sandbox's record for its VMM.
@@ -258,9 +308,43 @@ pub(crate) mod tests {
     #[test]
     fn a_sandbox_that_stood_still_has_time_to_go_on() {
         let mut record = record_of(SandboxState::Running);
-        assert_eq!(deadline(&record), PATIENCE);
+        assert_eq!(patience(&record), PATIENCE);
         record.saving.under_way = true;
-        assert_eq!(deadline(&record), PATIENCE + RESUME);
+        assert_eq!(patience(&record), PATIENCE + RESUME);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sandbox_whose_guest_does_not_answer_is_waited_for_until_it_is_asked_to_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let sandbox = sandbox_of(record_of(SandboxState::Running), dir.path());
+        let begun = tokio::time::Instant::now();
+        let silent = finish(&sandbox, std::future::pending()).await.err().unwrap();
+        assert!(silent.to_string().contains("does not answer"), "{silent}");
+        assert!(begun.elapsed() >= LONGEST);
+        let ended = || std::future::ready(Err(lost("its disks ended")));
+        let error = finish(&sandbox, ended()).await.err().unwrap();
+        assert!(error.to_string().contains("disks"), "{error}");
+        sandbox.kill();
+        for _ in 0..8 {
+            let stopped = finish(&sandbox, ended()).await.err().unwrap();
+            assert!(matches!(stopped, Error::Stopped), "{stopped}");
+        }
+        assert!(begun.elapsed() < LONGEST * 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_vmm_that_answers_late_is_asked_again() {
+        let tries = std::cell::Cell::new(0);
+        let step = || {
+            tries.set(tries.get() + 1);
+            let (command, timeout) = ("query-cpus".to_owned(), PATIENCE);
+            let late = slipway_hypervisor::Error::Timeout { command, timeout };
+            std::future::ready(if tries.get() < 3 { Err(late.into()) } else { Ok(()) })
+        };
+        again(is_late, step).await.unwrap();
+        assert_eq!(tries.get(), 3);
+        let gone = || std::future::ready(Err(lost("gone")));
+        assert!(again(is_late, gone).await.is_err());
     }
 
     #[test]

@@ -31,8 +31,7 @@ use crate::guests::Guests;
 use crate::{Error, Result};
 
 /// The deadline of an ordinary call: one that does not wait for a process of the container.
-const CALL: Duration = Duration::from_secs(30);
-
+pub(crate) const CALL: Duration = Duration::from_secs(30);
 /// The deadline of a call that brings CPUs online and takes others offline.
 const CPUS: Duration = Duration::from_secs(120);
 /// The time for a driver to start its interface anew. A guest under emulation takes seconds.
@@ -224,10 +223,10 @@ impl Agent {
         }
     }
 
-    /// Opens a stream of replies of at most `most` bytes each, within the deadline of a call.
+    /// Opens a stream of replies of at most `most` bytes each, within `limit`.
     pub(crate) async fn open<T, F>(
         &self,
-        most: usize,
+        (most, limit): (usize, Duration),
         open: impl FnOnce(AgentClient<Channel>) -> F + Send + 'static,
     ) -> Result<T>
     where
@@ -235,7 +234,7 @@ impl Agent {
         F: Future<Output = Result<T>> + Send + 'static,
     {
         let client = self.client.clone().max_decoding_message_size(most);
-        self.run(Some(CALL), open(client)).await
+        self.run(Some(limit), open(client)).await
     }
 
     /// Returns the thread that receives from the agent.

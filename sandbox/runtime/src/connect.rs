@@ -7,7 +7,7 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
-use crate::agent::{Agent, refused};
+use crate::agent::{Agent, CALL, refused};
 use crate::target::Target;
 use crate::v1::{self, forward_in};
 use crate::{Error, Result};
@@ -48,7 +48,7 @@ async fn open(
     let first = tokio_stream::once(agent_v1::forward_in::Kind::Port(port));
     let messages = first.chain(ReceiverStream::new(input));
     let messages = messages.map(|kind| agent_v1::ForwardIn { kind: Some(kind) });
-    let opened = agent.open(MOST_OUTPUT, |mut client| async move {
+    let opened = agent.open((MOST_OUTPUT, CALL), |mut client| async move {
         let mut replies = client.forward(messages).await.map_err(refused)?.into_inner();
         match replies.message().await.map_err(refused)? {
             Some(_) => Ok(replies),

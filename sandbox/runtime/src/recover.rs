@@ -126,9 +126,12 @@ impl Node {
         let mut reason =
             format!("the daemon ended while it {}", if started { "ran" } else { "started" });
         if self.keeps && adopt::may_live(&record) {
-            match adopt::adopt(&self, &sandbox).await {
-                Ok(running) => return self.enter_adopted(sandbox, running).await,
-                Err(error) => reason = error.to_string(),
+            let adoption = adopt::adopt(Arc::clone(&self), Arc::clone(&sandbox));
+            let mut adoption = Box::pin(adoption);
+            match tokio::time::timeout(adopt::patience(&record), &mut adoption).await {
+                Ok(Ok(running)) => return self.enter_adopted(sandbox, running).await,
+                Ok(Err(error)) => reason = error.to_string(),
+                Err(_) => return self.enter_later(sandbox, adoption),
             }
         }
         // A sandbox in the state `Created` is live, and lost as well: the client that would have
@@ -166,6 +169,33 @@ impl Node {
         self.adopt_added(&sandbox);
         pause::settle(&self, Target::own(Arc::clone(&sandbox)));
         tokio::spawn(life::live_on(self, sandbox, running));
+    }
+
+    /// Lists a sandbox whose VMM or guest does not answer yet, and starts the task that completes
+    /// its adoption or releases it. Others are served meanwhile.
+    fn enter_later(
+        self: Arc<Self>,
+        sandbox: Arc<Sandbox>,
+        adoption: impl Future<Output = Result<Running>> + Send + 'static,
+    ) {
+        tracing::warn!(sandbox = sandbox.name, "does not answer yet; it is waited for");
+        self.put_back(Arc::clone(&sandbox));
+        tokio::spawn(async move {
+            let error = match adopt::finish(&sandbox, adoption).await {
+                Ok(running) => return self.enter_adopted(sandbox, running).await,
+                Err(error) => error,
+            };
+            let stopping = sandbox.update(|record| record.state = SandboxState::Stopping);
+            note(&sandbox, stopping.await);
+            sandbox.set_agent(None);
+            let reason = match error {
+                Error::Stopped => "killed".to_owned(),
+                error => error.to_string(),
+            };
+            self.release_lost(&sandbox, &reason).await;
+            self.settled();
+            life::remove_later(self, sandbox).await;
+        });
     }
 
     /// Releases the resources of a dead daemon's sandbox. Marks it exited if it was live and its

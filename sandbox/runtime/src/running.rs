@@ -11,9 +11,10 @@ use crate::record::SandboxState;
 use crate::sandbox::Sandbox;
 use crate::{Error, Result};
 
-/// The time that a guest has for its own end: to end its containers, write back its volumes and say
-/// so. The agent gives its containers half of it.
-pub(crate) const GUEST_END: Duration = Duration::from_secs(10);
+/// The time that a guest has for its own end: to end its containers, for which the agent gives them
+/// 5 s, write back its volumes and say so. What it has not written back by then is lost, so it is
+/// longer than a busy machine stands still. `slipway rm --force` does not wait for it.
+pub(crate) const GUEST_END: Duration = Duration::from_secs(60);
 /// The time that a guest has to power off after that.
 const POWER_OFF: Duration = Duration::from_millis(300);
 
@@ -80,15 +81,13 @@ pub(crate) async fn carried(carry: Carry, name: &str) {
 
 /// Asks the guest of sandbox `name` to write back its volumes and power off, then kills the VMM.
 async fn shut_down(agent: &Agent, vm: &dyn Vm, name: &str) {
-    let asked =
-        agent.call(|mut client| async move { client.shutdown(agent_v1::ShutdownRequest {}).await });
+    let asked = agent.call_within(Some(GUEST_END), |mut client| async move {
+        client.shutdown(agent_v1::ShutdownRequest {}).await
+    });
     let answer = tokio::select! {
         // In this order: a guest that has answered ends its VMM.
         biased;
-        answered = tokio::time::timeout(GUEST_END, asked) => match answered {
-            Ok(answer) => answer.map(drop),
-            Err(_) => Err(Error::Agent(format!("no answer within {} s", GUEST_END.as_secs()))),
-        },
+        answered = asked => answered.map(drop),
         ended = vm.wait() => Err(Error::vm_ended(&ended)),
     };
     match answer {

@@ -389,11 +389,17 @@ impl Sandbox {
     pub fn agent(&self) -> Result<Agent> {
         let agent = self.agent.borrow().clone();
         agent.filter(|_| self.state() == SandboxState::Running).ok_or_else(|| {
-            self.wrong_state(match self.is_in_file() {
-                true => "its memory is in a file; `slipway resume` has it go on",
-                false => "its container does not run; `slipway run` starts a new one",
+            self.wrong_state(match self.state() {
+                _ if self.is_in_file() => "its memory is in a file; `slipway resume` has it go on",
+                SandboxState::Running => "its guest does not answer yet; try again later",
+                _ => "its container does not run; `slipway run` starts a new one",
             })
         })
+    }
+
+    /// Returns once the agent has answered, which a restarted daemon may wait for.
+    pub(crate) async fn answers(&self) {
+        let _ = self.agent.subscribe().wait_for(Option::is_some).await;
     }
 
     /// Returns whether the sandbox is paused and its memory is in a file.

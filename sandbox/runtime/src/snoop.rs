@@ -4,7 +4,7 @@ use slipway_agent_protocol::{MOST_REPORT, v1 as agent_v1};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tonic::{Status, Streaming};
 
-use crate::agent::{Agent, refused};
+use crate::agent::{Agent, CALL, refused};
 use crate::{Result, v1};
 
 /// The most reports in flight to a client.
@@ -25,7 +25,7 @@ const OPCODES: [&str; 4] = ["read", "write", "flush", "other"];
 pub async fn start(agent: &Agent, name: &str, interval_ms: u32) -> Result<Reports> {
     let session = agent.session(name)?;
     let request = agent_v1::TraceRequest { interval_ms };
-    let opened = agent.open(MOST_REPORT, move |mut client| async move {
+    let opened = agent.open((MOST_REPORT, CALL), move |mut client| async move {
         client.trace(request).await.map(tonic::Response::into_inner).map_err(refused)
     });
     let replies = opened.await?;

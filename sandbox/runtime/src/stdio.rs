@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::agent::{Agent, refused};
+use crate::agent::{Agent, CALL, refused};
 use crate::files::Lane;
 use crate::log::{self, Record, Stream};
 use crate::{Error, Result};
@@ -37,6 +37,10 @@ const REPORT_PIECES: u32 = 1024;
 
 /// A position that no output reaches.
 const MOST_POSITION: u64 = 1 << 62;
+
+/// The time in which the streams of a container are attached. Without them the container is lost,
+/// so a guest on a busy machine has longer than for a call. The wait ends with the guest's VMM.
+const ATTACH: Duration = Duration::from_secs(600);
 
 /// The time between two attempts of a report to the agent.
 const REPORT_AGAIN: Duration = Duration::from_secs(1);
@@ -72,7 +76,7 @@ pub async fn open(
     session: OwnedSemaphorePermit,
 ) -> Result<Pieces> {
     let attach = process.map(stdio_in::Kind::Attach);
-    Ok(open_with(agent, attach, input, Some(session)).await?.0)
+    Ok(open_with(agent, attach, (input, CALL), Some(session)).await?.0)
 }
 
 /// Opens the agent's stream for `process`, to which `input` is sent, with the output from
@@ -90,7 +94,7 @@ pub async fn resume(
 ) -> Result<(Pieces, u64)> {
     let resume = v1::Resume { process, position };
     let (output, from) =
-        open_with(agent, Some(stdio_in::Kind::Resume(resume)), input, session).await?;
+        open_with(agent, Some(stdio_in::Kind::Resume(resume)), (input, ATTACH), session).await?;
     // The position is the guest's word. It may be later than asked (bytes were lost), never
     // earlier, and it must leave room for counts to be added.
     if !(position..=MOST_POSITION).contains(&from) {
@@ -102,7 +106,7 @@ pub async fn resume(
 async fn open_with(
     agent: &Agent,
     first: Option<stdio_in::Kind>,
-    input: mpsc::Receiver<Input>,
+    (input, limit): (mpsc::Receiver<Input>, Duration),
     session: Option<OwnedSemaphorePermit>,
 ) -> Result<(Pieces, u64)> {
     let first = tokio_stream::once(v1::StdioIn { kind: first });
@@ -112,7 +116,7 @@ async fn open_with(
             Input::Close => stdio_in::Kind::StdinClosed(true),
         }),
     });
-    let opened = agent.open(MOST_OUTPUT, |mut client| async move {
+    let opened = agent.open((MOST_OUTPUT, limit), |mut client| async move {
         let mut output = client.stdio(first.chain(rest)).await.map_err(refused)?.into_inner();
         // The first message says that the streams are attached: from here on no output is lost.
         match output.message().await.map_err(refused)? {

@@ -88,6 +88,7 @@ pub(super) async fn stop(target: &Target, patience: Duration) -> Result<(), Erro
         return if is_live { pod::stop(target, patience).await } else { Ok(()) };
     }
     if target.sandbox.state() == SandboxState::Running {
+        let _ = tokio::time::timeout(patience, hears(target)).await;
         match target.sandbox.look(|record| record.pod) {
             true => stop_pod(target, patience).await,
             false => stop_own(target, patience).await,
@@ -103,6 +104,18 @@ pub(super) async fn stop(target: &Target, patience: Duration) -> Result<(), Erro
         target.container.wait_state(|state| !state.is_live()).await;
     }
     Ok(())
+}
+
+/// Returns once the guest of a sandbox that runs can hear of a signal, or the sandbox ends: the
+/// guest may not have answered a restarted daemon yet.
+async fn hears(target: &Target) {
+    if target.sandbox.is_in_file() {
+        return;
+    }
+    tokio::select! {
+        () = target.sandbox.answers() => {}
+        _ = target.sandbox.wait_state(|state| *state != SandboxState::Running) => {}
+    }
 }
 
 /// Ends a sandbox's own container: its stop signal, then SIGKILL after `patience`. Returns when the

@@ -36,8 +36,9 @@ const MOST_WAITING: usize = 2048;
 const BATCH: usize = 256;
 /// The time for which spans are gathered, so that those of a start come together.
 const GATHERING: Duration = Duration::from_millis(500);
-/// The longest time that a collector may take for a batch.
-const DEADLINE: Duration = Duration::from_secs(10);
+/// The longest time that a collector may take for a batch, which is lost after that: longer than a
+/// busy machine stands still. Further spans wait in the queue meanwhile.
+const DEADLINE: Duration = Duration::from_secs(60);
 /// The pause after a batch that was not taken.
 const PAUSE: Duration = Duration::from_secs(5);
 
@@ -104,11 +105,7 @@ async fn send_all(
         }
         let count = batch.len() as u64;
         let request = message::request(service, batch);
-        let taken = match tokio::time::timeout(DEADLINE, client.export(request)).await {
-            Ok(taken) => taken.map_err(|status| status.to_string()),
-            Err(_) => Err(format!("no answer within {} s", DEADLINE.as_secs())),
-        };
-        let reply = taken.map_err(|error| {
+        let reply = in_time(client.export(request)).await.map_err(|error| {
             queue.count_dropped(count);
             slipway_printable::line(&error, MOST_MESSAGE)
         })?;
@@ -119,10 +116,31 @@ async fn send_all(
     }
 }
 
+/// Returns what a call of the collector returns, within [`DEADLINE`].
+///
+/// # Errors
+/// The text of the call's error; that the time is over.
+async fn in_time<T>(call: impl Future<Output = Result<T, tonic::Status>>) -> Result<T, String> {
+    match tokio::time::timeout(DEADLINE, call).await {
+        Ok(taken) => taken.map_err(|status| status.to_string()),
+        Err(_) => Err(format!("no answer within {} s", DEADLINE.as_secs())),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::Config;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_collector_that_stands_still_for_half_a_minute_loses_nothing() {
+        let answer = |seconds| async move {
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
+            Ok(seconds)
+        };
+        assert_eq!(in_time(answer(45)).await, Ok(45));
+        assert_eq!(in_time(answer(600)).await, Err("no answer within 60 s".to_owned()));
+    }
 
     #[tokio::test]
     async fn spans_for_which_no_collector_is_there_are_counted() {

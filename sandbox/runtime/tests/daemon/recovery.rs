@@ -2,13 +2,15 @@
 //! that it cannot.
 
 use std::path::Path;
+use std::process::{Child, Command};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use slipway_runtime::v1;
 use tokio::sync::watch;
 
 use crate::harness::guest::Guest;
-use crate::harness::{Daemon, run_dir, sandbox_dir};
+use crate::harness::{Daemon, LONG, run_dir, sandbox_dir};
 
 /// The user id of a VMM that has ended: no process has it.
 const VMM_UID: u32 = 1_879_052_000;
@@ -39,6 +41,22 @@ fn record(id: &str, state: &str) -> String {
         "vmm_uid": VMM_UID, "vm": null, "timeline": slipway_telemetry::Timeline::new(id),
     });
     record.to_string()
+}
+
+/// Starts a process that stands for the VMM of a sandbox that runs, and leaves that sandbox.
+fn leave_running(dir: &Path, id: &str) -> Child {
+    let vmm = Command::new("sleep").arg("3600").spawn().unwrap();
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", vmm.id())).unwrap();
+    // The name, which is field 2, may have spaces, and ends with the last bracket.
+    let fields = stat.rsplit_once(") ").unwrap().1;
+    let start_time: u64 = fields.split(' ').nth(19).unwrap().parse().unwrap();
+    let mut record: Value = serde_json::from_str(&record(id, "running")).unwrap();
+    record["vm"] = json!({
+        "hypervisor": "slipway-vmm", "pid": vmm.id(), "start_time_ticks": start_time,
+        "boot_id": slipway_peer::boot_id().unwrap(),
+    });
+    leave(dir, id, &record.to_string());
+    vmm
 }
 
 /// Returns the record that is on the disk.
@@ -84,4 +102,37 @@ async fn an_ended_sandbox_gives_its_user_id_back_once_its_processes_are_gone() {
     let daemon = take_over(dir).await;
     let saved = saved(&daemon, "aaaaaaaaaaaa");
     assert_eq!((&saved["state"], &saved["vmm_uid"]), (&json!("failed"), &Value::Null));
+}
+
+/// The VMMs answer after the time for which the daemon serves nobody, 20 s.
+#[tokio::test]
+async fn sandboxes_whose_vmms_answer_late_are_not_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut goes_on = leave_running(dir.path(), "aaaaaaaaaaaa");
+    let mut removed = leave_running(dir.path(), "bbbbbbbbbbbb");
+    let guests = Arc::new(|listener, _: &str| Guest::default().speak(listener));
+    let (gate, opened) = watch::channel(false);
+    // Serves, though no VMM has answered.
+    let daemon = Daemon::start_as(dir, guests, opened, true).await;
+    for id in ["aaaaaaaaaaaa", "bbbbbbbbbbbb"] {
+        assert_eq!(daemon.state(id).await.state, "running", "{id}");
+    }
+    // A caller may end a sandbox that is waited for.
+    daemon.remove("bbbbbbbbbbbb").await;
+    removed.wait().unwrap();
+    assert_eq!(daemon.count().await, 1);
+    assert!(goes_on.try_wait().unwrap().is_none());
+    // A request to stop waits for the guest.
+    let mut client = daemon.client.clone();
+    let stop = v1::StopRequest { name: "aaaaaaaaaaaa".to_owned(), timeout_s: 3600 };
+    let stopped = tokio::spawn(async move { client.stop(stop).await });
+    daemon.list(3).await;
+    assert!(!stopped.is_finished());
+    gate.send_replace(true);
+    // Its guest answers that the container has ended, by itself.
+    assert_eq!(daemon.wait_state("aaaaaaaaaaaa", "exited").await.exit_status, 0);
+    tokio::time::timeout(LONG, stopped).await.expect("it stops").unwrap().unwrap();
+    // The stand-in for the VMM that the daemon ended has no process.
+    goes_on.kill().unwrap();
+    goes_on.wait().unwrap();
 }

@@ -2,6 +2,7 @@
 //! removed when they end.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use slipway_runtime::v1::{self, run_out};
 use tokio::sync::watch;
@@ -9,8 +10,11 @@ use tokio::sync::watch;
 use crate::harness::guest::Guest;
 use crate::harness::{Daemon, LONG, exit_of, run_with, spec};
 
-/// A request to stop within no time waits until the guest has written back its volumes, and not for
-/// the time that a guest has at most.
+/// The time for which a guest writes back nothing.
+const STILL: Duration = Duration::from_secs(20);
+
+/// A request to stop within no time waits until the guest has written back its volumes, also for
+/// longer than a busy machine may stand still, and not for the time that a guest has at most.
 #[tokio::test]
 async fn a_stop_waits_while_the_guest_writes_back() {
     let (done, writes_back) = watch::channel(false);
@@ -23,6 +27,7 @@ async fn a_stop_waits_while_the_guest_writes_back() {
     let mut client = daemon.client.clone();
     let stopped = tokio::spawn(async move { client.stop(stop).await });
     daemon.list(3).await;
+    tokio::time::sleep(STILL).await;
     assert!(!stopped.is_finished());
     assert_eq!(daemon.state("writer").await.state, "stopping");
     done.send_replace(true);

@@ -64,6 +64,16 @@ impl Daemon {
         guests: Guests,
         gate: watch::Receiver<bool>,
     ) -> Self {
+        Self::start_as(dir, guests, gate, false).await
+    }
+
+    /// Starts a daemon in `dir`. If it `keeps` sandboxes, it adopts them once `gate` is open.
+    pub async fn start_as(
+        dir: tempfile::TempDir,
+        guests: Guests,
+        gate: watch::Receiver<bool>,
+        keeps: bool,
+    ) -> Self {
         let config = config(dir.path());
         prepare(&config);
         let socket = config.socket();
@@ -74,7 +84,7 @@ impl Daemon {
             .spawn(move || {
                 let runtime =
                     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-                runtime.block_on(serve(config, guests, gate, serves, stopped));
+                runtime.block_on(serve((config, keeps), guests, gate, serves, stopped));
                 runtime.shutdown_background();
             })
             .unwrap();
@@ -263,7 +273,7 @@ fn prepare(config: &Config) {
 }
 
 async fn serve(
-    config: Config,
+    (config, keeps): (Config, bool),
     guests: Guests,
     gate: watch::Receiver<bool>,
     serves: oneshot::Sender<()>,
@@ -279,7 +289,7 @@ async fn serve(
         boot: Arc::new(Nothing),
         images,
         tracer: traces::start(Collector::find(&config, |_| None).unwrap()),
-        keeps: false,
+        keeps,
     };
     let listener = UnixListener::bind(config.socket()).unwrap();
     let node = Node::open(config, parts).await.unwrap();
@@ -332,9 +342,7 @@ impl Hypervisor for StandIn {
         spec: &'a VmSpec,
     ) -> BoxFuture<'a, slipway_hypervisor::Result<Box<dyn Vm>>> {
         Box::pin(async move {
-            let _ = self.gate.clone().wait_for(|open| *open).await;
-            let listener = std::os::unix::net::UnixListener::bind(&spec.agent_socket).unwrap();
-            (self.guests)(listener, &spec.name);
+            self.begin(&spec.agent_socket, &spec.name).await;
             let record = VmRecord {
                 hypervisor: "stand-in".into(),
                 // No process has this id, so that the code that ends leftover VMMs finds none.
@@ -352,9 +360,23 @@ impl Hypervisor for StandIn {
 
     fn adopt<'a>(
         &'a self,
-        _: &'a LeftVm,
+        left: &'a LeftVm,
     ) -> BoxFuture<'a, slipway_hypervisor::Result<Box<dyn Vm>>> {
-        Box::pin(std::future::pending())
+        Box::pin(async move {
+            self.begin(&left.agent_socket, "adopted").await;
+            let (record, killed) = (left.record.clone(), watch::Sender::new(false));
+            let vm = NoVm { record, killed, liar: None, memory: None, copies_for_ever: false };
+            Ok(Box::new(vm) as Box<dyn Vm>)
+        })
+    }
+}
+
+impl StandIn {
+    /// Waits until the gate is open, and puts the guest of sandbox `name` at the agent's socket.
+    async fn begin(&self, agent_socket: &Path, name: &str) {
+        let _ = self.gate.clone().wait_for(|open| *open).await;
+        let listener = std::os::unix::net::UnixListener::bind(agent_socket).unwrap();
+        (self.guests)(listener, name);
     }
 }
 
