@@ -15,7 +15,7 @@ use rustix::event::PollFlags;
 use serde_json::{Value, json};
 use slipway_vmm::board::{Board, End};
 use slipway_vmm::state::Saved;
-use slipway_vmm::{Ahead, Config, EarlyVm, Machine, Running, Start, plug};
+use slipway_vmm::{Ahead, Config, Machine, Running, Start, plug};
 
 use crate::args::Args;
 use crate::control::{Control, Incoming};
@@ -35,9 +35,6 @@ mod status {
     pub const RESET: u8 = 3;
     pub const PANIC: u8 = 4;
 }
-
-/// The error for arguments that the parser should have asked for.
-const INCOMPLETE: &str = "the command line is incomplete";
 
 /// The most requests to stop the guest that wait until its CPUs have left it.
 const MAX_STOPPING: usize = 16;
@@ -86,13 +83,14 @@ fn make_ahead(ahead: Ahead) -> Result<(), String> {
 }
 
 /// Returns the configuration of the machine that the command line describes, and that goes on from
-/// `saved` if that is there, with `vm` as KVM's part of it. Takes the files for it out of `args`.
-fn configure(args: &mut Args, vm: EarlyVm, saved: Option<&Arc<Saved>>) -> Result<Config, String> {
+/// `saved` if that is there. Takes the files for it out of `args`.
+fn configure(args: &mut Args, saved: Option<&Arc<Saved>>) -> Result<Config, String> {
+    let missing = "the command line is incomplete";
     let stdout = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3);
     let start = match saved {
         Some(saved) => Start::Saved(Arc::clone(saved)),
         None => Start::Kernel {
-            kernel: args.kernel.take().ok_or(INCOMPLETE)?,
+            kernel: args.kernel.take().ok_or(missing)?,
             initramfs: args.initramfs.take(),
             command_line: std::mem::take(&mut args.command_line),
         },
@@ -102,8 +100,8 @@ fn configure(args: &mut Args, vm: EarlyVm, saved: Option<&Arc<Saved>>) -> Result
         max_cpus: args.max_cpus,
         slots: args.slots,
         template: args.template,
-        vm,
-        memory: args.memory.take().ok_or(INCOMPLETE)?,
+        kvm: args.kvm.take().ok_or(missing)?,
+        memory: args.memory.take().ok_or(missing)?,
         lease: args.lease.take(),
         shared: args.pmem.take(),
         hot_memory: std::mem::take(&mut args.hot_memory),
@@ -133,10 +131,9 @@ struct Process {
 
 impl Process {
     fn new(mut args: Args) -> Result<Self, String> {
-        let vm = EarlyVm::begin(args.kvm.take().ok_or(INCOMPLETE)?)?;
         let saved = args.restore.take().map(|state| Saved::read(&state.into())).transpose()?;
         let saved = saved.map(Arc::new);
-        let machine = Machine::new(configure(&mut args, vm, saved.as_ref())?)?;
+        let machine = Machine::new(configure(&mut args, saved.as_ref())?)?;
         let mut sockets = Vec::new();
         let mut listener = |socket: crate::args::Socket| {
             let listener = socket.listener.try_clone().map_err(|error| error.to_string());

@@ -86,5 +86,5 @@ pub mod written;
 
 pub use ahead::Ahead;
 pub use error::{Error, Result};
-pub use machine::{Chassis, Config, EarlyVm, Machine, Parts, Running, Saver, Start};
+pub use machine::{Chassis, Config, Machine, Parts, Running, Saver, Start};
 pub use slipway_machine::{HotRegion, Template};

@@ -20,10 +20,9 @@ use crate::output::Output;
 use crate::pci::Bus;
 use crate::routes::Routes;
 use crate::state::Saved;
-use crate::{Result, acpi, layout, plug, seat};
-pub use make::EarlyVm;
+use crate::{Error, Result, acpi, layout, plug, seat};
 use make::split_interrupt_controller;
-use make::{Offer, Origin, begin, check_counts, check_shared, make_cpus, make_ram, random};
+use make::{Offer, Origin, begin, check, check_counts, make_cpus, make_ram, random};
 use save::Traits;
 pub use save::{Parts, Saver};
 
@@ -40,8 +39,8 @@ pub struct Config {
     pub slots: u8,
     /// The processor that the guest sees.
     pub template: Template,
-    /// KVM's part of the machine.
-    pub vm: EarlyVm,
+    /// The KVM device.
+    pub kvm: OwnedFd,
     /// The guest's memory: a memfd that is sealed against shrinking; its size is the size of the
     /// RAM and of the regions of hot-plug memory.
     pub memory: OwnedFd,
@@ -129,17 +128,14 @@ impl Machine {
     /// # Errors
     /// [`Error`]; nothing is left.
     pub fn new(config: Config) -> Result<Self> {
-        let Config { cpus, max_cpus, slots, template, vm, console, start, .. } = config;
+        let Config { cpus, max_cpus, slots, template, kvm, console, start, .. } = config;
         let hot = &config.hot_memory;
         let reports = config.free_page_reporting;
         check_counts(cpus, max_cpus, slots, hot.len() + usize::from(reports))?;
+        let kvm = check(kvm)?;
         let source = (config.memory, config.lease);
-        let ram = Arc::new(make_ram(source, config.shared, hot)?);
-        let (kvm, vm) = vm.wait()?;
-        if ram.shared().is_some() {
-            check_shared(&kvm)?;
-        }
-        let vm = Arc::new(vm);
+        let ram = Arc::new(make_ram(&kvm, source, config.shared, hot)?);
+        let vm = Arc::new(kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?);
         split_interrupt_controller(&vm)?;
         let mut memory_slots = MemorySlots::begin(&vm, &ram)?;
         let offer = Offer::new(&kvm, template, max_cpus)?;

@@ -1,10 +1,8 @@
 //! The steps by which a machine is made.
 
 use std::fs::File;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use kvm_bindings::{CpuId, KVM_CAP_SPLIT_IRQCHIP, kvm_enable_cap};
 use kvm_ioctls::{Cap, Kvm, VmFd};
@@ -27,36 +25,8 @@ const KVM_API_VERSION: i32 = 12;
 /// exits), and no firmware that Linux could restart by.
 const MACHINE_WORDS: &str = "8250.nr_uarts=1 pci=noearly reboot=t";
 
-/// A virtual machine that KVM makes on a thread, while its user reads the state of the guest and
-/// maps its memory. The kernel works little for that, but before Linux 6.14 it waits until all
-/// processors have been through its scheduler: 11 ms where they have other work.
-#[derive(Debug)]
-pub struct EarlyVm(JoinHandle<Result<(Kvm, VmFd)>>);
-
-impl EarlyVm {
-    /// Begins to make a machine of a descriptor of the KVM device.
-    ///
-    /// # Errors
-    /// [`Error::System`]: a thread cannot be started.
-    pub fn begin(kvm: OwnedFd) -> Result<Self> {
-        let make = move || {
-            let kvm = check(kvm)?;
-            let vm = kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?;
-            Ok((kvm, vm))
-        };
-        let thread = std::thread::Builder::new().name("kvm".into()).spawn(make);
-        thread.map(Self).map_err(Error::system("starting a thread"))
-    }
-
-    /// Waits until it is made.
-    pub(super) fn wait(self) -> Result<(Kvm, VmFd)> {
-        let ended = |_| Error::system("making a virtual machine")(io::Error::other("it ended"));
-        self.0.join().map_err(ended)?
-    }
-}
-
 /// Checks that the descriptor is a KVM that can run the machine.
-fn check(kvm: OwnedFd) -> Result<Kvm> {
+pub(super) fn check(kvm: OwnedFd) -> Result<Kvm> {
     use std::os::fd::{FromRawFd, IntoRawFd};
     // SAFETY: the descriptor is open, and ownership passes to the object.
     let kvm = unsafe { Kvm::from_raw_fd(kvm.into_raw_fd()) };
@@ -101,9 +71,9 @@ pub(super) fn check_counts(cpus: u32, max_cpus: u32, slots: u8, others: usize) -
     Ok(())
 }
 
-/// Maps the guest's memory, which a pool may have given, and pages that it shares with others, for
-/// which KVM needs [`check_shared`].
+/// Maps the guest's memory, which a pool may have given, and pages that it shares with others.
 pub(super) fn make_ram(
+    kvm: &Kvm,
     (memory, lease): (OwnedFd, Option<OwnedFd>),
     shared: Option<OwnedFd>,
     hot: &[HotRegion],
@@ -113,15 +83,11 @@ pub(super) fn make_ram(
         None => GuestRam::with_hot_memory(memory, hot)?,
     };
     if let Some(file) = shared {
+        let able = kvm.check_extension(Cap::ReadonlyMem);
+        able.then_some(()).ok_or(Error::KvmLacks("KVM_CAP_READONLY_MEM"))?;
         ram.share(file)?;
     }
     Ok(ram)
-}
-
-/// Checks that KVM can show a guest pages that it must not write.
-pub(super) fn check_shared(kvm: &Kvm) -> Result<()> {
-    let able = kvm.check_extension(Cap::ReadonlyMem);
-    able.then_some(()).ok_or(Error::KvmLacks("KVM_CAP_READONLY_MEM"))
 }
 
 /// The state in which the CPUs of a new machine begin.
