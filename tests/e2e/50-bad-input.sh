@@ -14,6 +14,10 @@ refuses() {
     ok "$* -> $status, $(cat "$work/err")"
 }
 
+"$slipway" completions bash 2>"$work/err" | head -n 1 >/dev/null
+[ ! -s "$work/err" ] || fail "completions to a reader that leaves: $(head -n 3 "$work/err")"
+ok "completions whose reader leaves end without a word"
+
 refuses 'localhost:1' run localhost:1/no/such:image true
 refuses 'not in the cache|no image' run --pull never no-such-image:1 true
 mkdir -p "$work/oci/blobs/sha256"

@@ -156,7 +156,7 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Print what running sandboxes use
     Stats(StatsArgs),
-    /// Give a running sandbox more CPUs, or take some away
+    /// Give a running sandbox more CPUs or memory, or take some away
     Update(UpdateArgs),
     /// Manage pods: sandboxes with several containers
     #[command(subcommand)]

@@ -18,7 +18,8 @@ pub struct CopyArg {
 pub fn read(args: &[CopyArg]) -> Result<Vec<v1::File>> {
     let mut copies = Copies::default();
     for CopyArg { host, target } in args {
-        copies.add(host, target)?;
+        // The error's text has its cause, which is not to be printed a second time.
+        copies.add(host, target).map_err(anyhow::Error::msg)?;
     }
     Ok(copies.into_files())
 }
@@ -46,6 +47,7 @@ mod tests {
             assert!(text.parse::<CopyArg>().is_err(), "{text}");
         }
         let missing: CopyArg = "/no/such:/a".parse().unwrap();
-        assert!(read(&[missing]).unwrap_err().to_string().contains("/no/such"));
+        let error = format!("{:#}", read(&[missing]).unwrap_err());
+        assert!(error.contains("/no/such") && error.matches("os error").count() == 1, "{error}");
     }
 }

@@ -69,7 +69,7 @@ use clap::{CommandFactory, Parser};
 use slipway_runtime::Config;
 
 use crate::args::{BenchCli, BenchCommand, Cli, Command};
-use crate::out::{OWN_FAILURE, complain};
+use crate::out::{OWN_FAILURE, complain, draw};
 
 /// Runs the program `slipway`, and ends it.
 pub fn slipway() -> ! {
@@ -110,19 +110,33 @@ fn end_usage(error: &clap::Error) -> ! {
     if !error.use_stderr() || error.kind() == help {
         error.exit();
     }
-    let text = error.to_string();
+    eprintln!("slipway: {}; --help tells more", usage_line(&error.to_string()));
+    std::process::exit(2);
+}
+
+/// Returns clap's text of a usage error as one line: the error, and its tips behind semicolons.
+fn usage_line(text: &str) -> String {
     let told = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let told = told.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
-    let line = told.collect::<Vec<_>>().join(" ");
-    eprintln!("slipway: {}; --help tells more", line.trim_start_matches("error: "));
-    std::process::exit(2);
+    // Behind `--` an option that was mistyped would be taken for an image, a name or a command.
+    let told = told.filter(|line| !line.starts_with("tip: to pass "));
+    let parts = told.flat_map(|line| match line.strip_prefix("tip: ") {
+        Some(tip) => ["; ", tip],
+        None => [" ", line],
+    });
+    let line = parts.collect::<String>();
+    let line = line.trim_start();
+    line.strip_prefix("error: ").unwrap_or(line).to_owned()
 }
 
 fn dispatch(cli: &Cli) -> Result<i32> {
     log();
     match &cli.command {
         Command::Completions { shell } => {
-            clap_complete::generate(*shell, &mut Cli::command(), "slipway", &mut std::io::stdout());
+            // The generator panics if it cannot write, as to a pipe whose reader has left.
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "slipway", &mut script);
+            draw(format_args!("{}", String::from_utf8_lossy(&script)));
             return Ok(0);
         }
         Command::Man { dir } => {
@@ -268,6 +282,36 @@ mod tests {
     fn the_command_lines_are_consistent() {
         Cli::command().debug_assert();
         BenchCli::command().debug_assert();
+    }
+
+    /// Returns the line that a usage error of these words becomes.
+    fn usage_error(words: &str) -> String {
+        usage_line(&Cli::try_parse_from(words.split(' ')).unwrap_err().to_string())
+    }
+
+    #[test]
+    fn a_usage_error_is_a_line_that_names_what_was_meant() {
+        let line = usage_error("slipway run --tmpfs /x image");
+        assert_eq!(line, "unexpected argument '--tmpfs' found");
+        let line = usage_error("slipway iamge ls");
+        assert!(line.contains("; some similar") || line.contains("; a similar"), "{line}");
+        assert!(!line.contains("tip:") && !line.contains('\n'), "{line}");
+        let line = usage_error("slipway update web");
+        assert!(line.contains("--cpus") && line.contains("--memory"), "{line}");
+    }
+
+    #[test]
+    fn a_container_of_a_pod_is_asked_for_in_two_ways() {
+        for ways in ["run --pod p", "pod run p"] {
+            let words = format!("slipway {ways} --share-processes image");
+            assert!(Cli::try_parse_from(words.split(' ')).is_ok(), "{words}");
+            for other in ["--count 2", "--from t"] {
+                let words = format!("slipway {ways} {other} image");
+                assert!(usage_error(&words).contains("cannot be used with"), "{words}");
+            }
+        }
+        assert!(usage_error("slipway pod run p --pod q image").contains("cannot be used with"));
+        assert!(usage_error("slipway run --share-processes image").contains("--pod"));
     }
 
     /// Returns the commands below `command` that show something and have no flag `--json`.

@@ -98,8 +98,8 @@ impl NamedDisk {
         let bytes = (request.size_bytes > 0).then_some(request.size_bytes);
         if bytes.is_some_and(|bytes| bytes < before) && !request.shrink {
             return Err(Error::Invalid(format!(
-                "disk {} has {before} bytes: making it smaller loses what lies behind, and has to \
-                 be asked for",
+                "disk {} has {before} bytes: what lies behind a smaller size is lost; `--shrink` \
+                 allows it",
                 self.name
             )));
         }

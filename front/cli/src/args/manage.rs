@@ -76,16 +76,17 @@ pub struct InspectArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
 pub struct UpdateArgs {
     /// Virtual CPUs: from the number that it began with to its --max-cpus. Of a container of a pod:
     /// the CPUs whose time it may use
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64),
-          required_unless_present = "memory")]
+          group = "change")]
     pub cpus: Option<u32>,
     /// Memory, as 512M or 2G: from what it began with to its --max-memory, in blocks of 2 MiB or
     /// more; what its programs use cannot be taken away. Of a container of a pod: its limit, for
     /// which the pod's memory grows, as far as there is room, and shrinks
-    #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(short, long, value_name = "SIZE", value_parser = parse_size, group = "change")]
     pub memory: Option<u64>,
     /// As JSON
     #[arg(long)]

@@ -53,7 +53,8 @@ pub struct PodCreateArgs {
 #[derive(Debug, Args)]
 pub struct PodRunArgs {
     /// Pod: name, id, or the beginning of an id
-    #[arg(id = "target", value_name = "POD")]
+    #[arg(id = "target", value_name = "POD", group = "in_pod")]
+    #[arg(conflicts_with_all = ["count", "from"])]
     pub pod: String,
     #[command(flatten)]
     pub run: RunArgs,

@@ -26,10 +26,10 @@ pub struct RunArgs {
     pub name: Option<String>,
     /// Add a container to a running pod, instead of a sandbox of its own; `slipway pod create`
     /// makes one. Its name is then POD/NAME, and the pod gives it network and CPUs
-    #[arg(long, value_name = "POD", conflicts_with = "count")]
+    #[arg(long, value_name = "POD", conflicts_with = "count", group = "in_pod")]
     pub pod: Option<String>,
     /// With --pod: share processes with the other containers of the pod that have this
-    #[arg(long, requires = "pod")]
+    #[arg(long, requires = "in_pod")]
     pub share_processes: bool,
     #[command(flatten)]
     pub machine: MachineArgs,
