@@ -18,7 +18,8 @@ refuses() {
 [ ! -s "$work/err" ] || fail "completions to a reader that leaves: $(head -n 3 "$work/err")"
 ok "completions whose reader leaves end without a word"
 
-refuses 'localhost:1' run localhost:1/no/such:image true
+refuses 'no image "localhost:1/no/such:image" on this node, and it cannot be pulled: registry localhost:1: ' \
+    run localhost:1/no/such:image true
 refuses 'not in the cache|no image' run --pull never no-such-image:1 true
 mkdir -p "$work/oci/blobs/sha256"
 python3 - "$work/oci" <<'P'
