@@ -84,6 +84,8 @@ refuses 'memory' run --memory 1 "$image" true
 refuses 'no size' run --memory lots "$image" true
 refuses 'no such file|not there|No such' run --volume "file:/no/such/disk" "$image" true
 refuses 'tty' run -t "$image" true
+refuses 'whose port of the host' run --count 2 --publish 19000:80 "$image" true
+refuses 'whose port of the host' fork nobody --count 2 --publish 19000:80
 refuses 'no sandbox' logs nobody
 refuses 'signal' kill --signal NOPE nobody
 "$slipway" run -d --name taken "$image" -- sleep 100000 >/dev/null || fail "run"
