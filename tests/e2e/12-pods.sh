@@ -147,6 +147,10 @@ s kill --signal KILL pod/held >/dev/null && [ "$(s wait pod/held)" = 137 ] || fa
 is held exited && s rm pod/ticks pod/held >/dev/null || fail "after pauses: $(s ps)"
 ok "a container is paused and goes on, and ends by a stop, or by SIGKILL, while it is paused"
 
+for command in attach logs 'logs --follow'; do
+    # shellcheck disable=SC2086 # A command may have an option.
+    refused 'pod is a pod: name one of its containers' $command pod
+done
 refused 'is a pod' exec pod -- true
 refused "more than the [0-9]* MiB that the pod's microVM" update pod/b --memory 4G
 [ "$(in_pod b 'cat /sys/fs/cgroup/memory.max')" = 100663296 ] || fail "a refused update changed a limit"

@@ -18,7 +18,8 @@ refuses() {
 [ ! -s "$work/err" ] || fail "completions to a reader that leaves: $(head -n 3 "$work/err")"
 ok "completions whose reader leaves end without a word"
 
-refuses 'localhost:1' run localhost:1/no/such:image true
+refuses 'no image "localhost:1/no/such:image" on this node, and it cannot be pulled: registry localhost:1: ' \
+    run localhost:1/no/such:image true
 refuses 'not in the cache|no image' run --pull never no-such-image:1 true
 mkdir -p "$work/oci/blobs/sha256"
 python3 - "$work/oci" <<'P'
@@ -83,6 +84,8 @@ refuses 'memory' run --memory 1 "$image" true
 refuses 'no size' run --memory lots "$image" true
 refuses 'no such file|not there|No such' run --volume "file:/no/such/disk" "$image" true
 refuses 'tty' run -t "$image" true
+refuses 'whose port of the host' run --count 2 --publish 19000:80 "$image" true
+refuses 'whose port of the host' fork nobody --count 2 --publish 19000:80
 refuses 'no sandbox' logs nobody
 refuses 'signal' kill --signal NOPE nobody
 "$slipway" run -d --name taken "$image" -- sleep 100000 >/dev/null || fail "run"
@@ -110,7 +113,7 @@ SLIPWAY_DATA_DIR=$work/elsewhere refuses 'has its data in' ps
 settings=$work/settings.toml
 for wrong in 'accelerator = "kqemu"' 'vmm = "bochs"' 'cpu_template = "x86-64-v9"' 'network_reach = "some"' \
     'network_allow = ["10.0.0.0/33"]' 'network_deny = ["x"]' 'memory = "disk"' 'templates_after = 1001' \
-    'templates_within_s = 0' 'no_such_setting = 1'; do
+    'templates_within_s = 0' 'cpus = 0' 'cpus = 99' 'no_such_setting = 1'; do
     echo "$wrong" >"$settings"
     SLIPWAY_VMM='' refuses "${wrong%% *}" --config "$settings" daemon --check
 done

@@ -13,6 +13,7 @@ use crate::{keeper, progress, run, snapshot, spec};
 /// Runs `slipway fork`: saves a sandbox, begins others with the snapshot, and removes it whatever
 /// becomes of them. Returns the exit status.
 pub async fn fork(node: &NodeArgs, config: &Config, args: &ForkArgs) -> Result<i32> {
+    run::check_ports(args.count, &args.publish)?;
     let mut spec = of_fork(args)?;
     let mut ends = EndSignals::catch()?;
     let client = connect(node, config).await?;

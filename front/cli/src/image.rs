@@ -1,6 +1,6 @@
 //! `slipway image`, and fetching images for `run`.
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 use slipway_image::{
     Access, Cache, Image, Limits, NameConflict, Prune, PullPolicy, Reference, Removed, Selection,
     Source,
@@ -40,7 +40,8 @@ pub async fn ensure(config: &Config, named: &str, policy: Pull) -> Result<Image>
     // A name that is no reference may still be a digest in the cache: `ensure` finds out.
     let access = named.parse().map(|reference| Access::from_docker_config(&reference));
     let access = access.unwrap_or_default();
-    Ok(cache.ensure(named, &access, pull_policy(policy), Fetch::new()).await?)
+    let ensured = cache.ensure(named, &access, pull_policy(policy), Fetch::new()).await;
+    ensured.map_err(|error| not_pulled(error, named, policy))
 }
 
 /// Ensures that the image `named` is in the cache as [`ensure`] does. An image that is fetched
@@ -52,14 +53,29 @@ pub async fn ensure_lazily(config: &Config, named: &str, policy: Pull) -> Result
         None => {
             let reference: Reference = named.parse()?;
             let access = Access::from_docker_config(&reference);
-            match pull_lazily(&cache, &reference, &access).await? {
+            let failed = |error| not_pulled(error, named, policy);
+            match pull_lazily(&cache, &reference, &access).await.map_err(failed)? {
                 Some(image) => image,
-                None => cache.pull(&reference, &access, Fetch::new()).await?,
+                None => cache.pull(&reference, &access, Fetch::new()).await.map_err(failed)?,
             }
         }
     };
     cache.touch(&image.digest)?;
     Ok(image)
+}
+
+/// Returns the error of an image that could not be had. If its registry is the cause, whose errors
+/// do not name the image, the image is named before it: the name may be mistyped.
+fn not_pulled(error: slipway_image::Error, named: &str, policy: Pull) -> Error {
+    let registry_failed = matches!(error, slipway_image::Error::Registry { .. });
+    let error = Error::new(error);
+    match (registry_failed, policy) {
+        (false, _) => error,
+        (true, Pull::Always) => error.context(format!("image \"{named}\" cannot be pulled")),
+        (true, _) => {
+            error.context(format!("no image \"{named}\" on this node, and it cannot be pulled"))
+        }
+    }
 }
 
 fn pull_policy(policy: Pull) -> PullPolicy {
@@ -76,7 +92,7 @@ async fn pull_lazily(
     cache: &Cache,
     reference: &Reference,
     access: &Access,
-) -> Result<Option<Image>> {
+) -> Result<Option<Image>, slipway_image::Error> {
     let image = cache.pull_lazy(reference, access, Fetch::new()).await?;
     if image.is_none() {
         let name = reference.familiar();
@@ -205,4 +221,25 @@ fn say(removed: &Removed) {
     removed.untagged.iter().for_each(|name| crate::say!("untagged {}", name.familiar()));
     removed.deleted.iter().for_each(|digest| crate::say!("deleted {digest}"));
     crate::say!("{} freed", show(removed.freed_bytes));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_that_cannot_be_pulled_is_named() {
+        let told = |policy| {
+            let (registry, reason) = ("docker.io".to_owned(), "cannot be reached: x".to_owned());
+            let error = slipway_image::Error::Registry { registry, reason };
+            format!("{:#}", not_pulled(error, "demo:bokworm", policy))
+        };
+        let cause = "registry docker.io: cannot be reached: x";
+        let missing = "no image \"demo:bokworm\" on this node, and it cannot be pulled";
+        assert_eq!(told(Pull::Missing), format!("{missing}: {cause}"));
+        assert_eq!(told(Pull::Always), format!("image \"demo:bokworm\" cannot be pulled: {cause}"));
+        let unknown = slipway_image::Error::NotFound("demo:bokworm".to_owned());
+        let text = unknown.to_string();
+        assert_eq!(format!("{:#}", not_pulled(unknown, "demo:bokworm", Pull::Missing)), text);
+    }
 }

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, Result, bail};
 use futures_util::future::join_all;
 use indicatif::ProgressBar;
+use slipway_network::publish::Published;
 use slipway_plane_api::trace::Caller;
 use slipway_runtime::v1::{self, run_in};
 use slipway_runtime::{Config, SandboxClient};
@@ -59,6 +60,19 @@ fn check(args: &RunArgs) -> Result<()> {
     }
     if args.count > 1 && args.network.network_namespace.is_some() {
         bail!("--count and --network-namespace do not go together: whose interface would it be?");
+    }
+    check_ports(args.count, &args.network.publish)
+}
+
+/// Fails if one of `count` sandboxes would take a port of the host from the others.
+pub fn check_ports(count: u32, publish: &[String]) -> Result<()> {
+    for text in publish.iter().filter(|_| count > 1) {
+        if Published::parse(text)?.iter().any(|port| port.host != 0) {
+            bail!(
+                "--count and --publish {text} do not go together: whose port of the host would it \
+                 be? with the container's port alone, each has one that is free"
+            );
+        }
     }
     Ok(())
 }
@@ -457,4 +471,22 @@ pub async fn attach(node: &NodeArgs, config: &Config, name: &str) -> Result<i32>
     let exit = carry(replies, sender, wishes, &mut Plain, |_| {}).await?;
     let _ = std::io::stdout().flush();
     Ok(exit.map_or(OWN_FAILURE, |exit| status(name, &exit)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_sandboxes_have_no_port_of_the_host_in_common() {
+        let ports = |count, text: &str| check_ports(count, &["80".to_owned(), text.to_owned()]);
+        for one in ["19000:80", "127.0.0.1:53:53/udp", "8000-8009:8000-8009"] {
+            ports(1, one).unwrap();
+            let error = ports(2, one).unwrap_err().to_string();
+            assert!(error.contains(one) && error.contains("do not go together"), "{error}");
+        }
+        ports(2, "127.0.0.1::80").unwrap();
+        ports(2, "81/udp").unwrap();
+        assert!(ports(2, "80:x").unwrap_err().to_string().contains("nothing to publish"));
+    }
 }

@@ -26,6 +26,8 @@ pub const CONFIG_FILE: &str = "/etc/slipway/config.toml";
 /// The most functions of pools that a pod's machine can have room for, each of which is a slot of
 /// its bus.
 pub const MOST_FUNCTIONS: u32 = 8;
+/// The most virtual CPUs of a sandbox.
+pub(crate) const MOST_CPUS: u32 = 64;
 
 /// Settings of a node. Every field has a default; a file needs to name only what differs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -395,11 +397,15 @@ mod tests {
         let config = Config::load(Path::new("/nonexistent/config.toml")).unwrap();
         assert_eq!(config.cpus, 1);
         config.check_logs().unwrap();
-        config.check_pod_cpus().unwrap();
+        config.check_cpus().unwrap();
         config.check_templates().unwrap();
         assert_eq!(config.accelerator().unwrap(), AccelChoice::Auto);
         assert_eq!(config.vmm().unwrap(), VmmChoice::Auto);
         let many = Config { pod_max_cpus: checks::MOST_POD_CPUS + 1, ..config.clone() };
+        for (cpus, allowed) in [(0, false), (1, true), (MOST_CPUS, true), (MOST_CPUS + 1, false)] {
+            let checked = Config { cpus, ..config.clone() }.check_cpus();
+            assert_eq!(checked.is_ok(), allowed, "cpus = {cpus}");
+        }
         let seldom = Config { templates_after: 1001, ..config.clone() };
         let error = seldom.check_templates().unwrap_err().to_string();
         assert_eq!(error, "templates_after = 1001: at most 1000");
@@ -409,7 +415,7 @@ mod tests {
         let wrong = Config { templates: "on".to_owned(), ..config.clone() };
         let error = wrong.forks_many().unwrap_err().to_string();
         assert_eq!(error, "templates = \"on\": auto or off");
-        assert!(many.check_pod_cpus().unwrap_err().to_string().starts_with("pod_max_cpus = 33"));
+        assert!(many.check_cpus().unwrap_err().to_string().starts_with("pod_max_cpus = 33"));
         let small = Config { pod_log_bytes: checks::LEAST_POD_LOGS - 1, ..config };
         assert!(small.check_logs().unwrap_err().to_string().starts_with("pod_log_bytes"));
     }

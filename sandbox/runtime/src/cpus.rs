@@ -19,14 +19,13 @@ use slipway_hypervisor::{Accel, CpuSlot, Vm};
 
 use crate::agent::Agent;
 use crate::cgroup;
+use crate::config::MOST_CPUS;
 use crate::node::Node;
 use crate::record::Record;
 use crate::sandbox::Sandbox;
 use crate::v1::RunSpec;
 use crate::{Error, Result};
 
-/// The largest number of CPUs of a sandbox.
-const MOST: u32 = 64;
 /// The time in which a guest gives back the CPUs that its kernel has taken offline, together.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The time in which the guest of an adopted sandbox follows: the daemon serves nobody before.
@@ -73,10 +72,10 @@ pub(crate) async fn change_to(sandbox: &Arc<Sandbox>, wanted: u32) -> Result<()>
 /// [`Error::Invalid`].
 pub(crate) fn of_new(cpus: u32, most: u32) -> Result<(u32, u32)> {
     let most = if most == 0 { cpus } else { most };
-    if cpus.max(most) > MOST {
+    if cpus.max(most) > MOST_CPUS {
         let many = cpus.max(most);
         return Err(Error::Invalid(format!(
-            "{many} CPUs are too many for a sandbox: at most {MOST}"
+            "{many} CPUs are too many for a sandbox: at most {MOST_CPUS}"
         )));
     }
     if most < cpus {

@@ -24,7 +24,7 @@ pub(super) fn check_settings(config: &Config) -> Result<()> {
     config.vmm()?;
     config.check_cgroups()?;
     config.check_functions()?;
-    config.check_pod_cpus()?;
+    config.check_cpus()?;
     config.check_templates()?;
     config.check_empty_dirs()?;
     config.check_logs()?;

@@ -5,7 +5,7 @@ use std::path::{Component, Path};
 
 use slipway_hypervisor::{AccelChoice, CpuTemplate, Page, VmmChoice};
 
-use super::{Config, MOST_FUNCTIONS};
+use super::{Config, MOST_CPUS, MOST_FUNCTIONS};
 use crate::{Error, Result};
 
 /// The most containers of pods that can have socket functions by `slipway device-plugin`.
@@ -137,11 +137,15 @@ impl Config {
         Ok(())
     }
 
-    /// Checks the most CPUs of pods.
+    /// Checks the CPUs of sandboxes, and the most CPUs of pods.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if they are more than a machine can have.
-    pub fn check_pod_cpus(&self) -> Result<()> {
+    /// [`Error::Invalid`] if they are none, or more than a machine can have.
+    pub fn check_cpus(&self) -> Result<()> {
+        let asked = self.cpus;
+        if !(1..=MOST_CPUS).contains(&asked) {
+            return Err(Error::Invalid(format!("cpus = {asked}: 1 to {MOST_CPUS}")));
+        }
         let (asked, most) = (self.pod_max_cpus, MOST_POD_CPUS);
         match asked > most {
             true => Err(Error::Invalid(format!("pod_max_cpus = {asked}: at most {most}"))),

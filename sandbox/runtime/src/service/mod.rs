@@ -256,8 +256,11 @@ impl v1::sandboxes_server::Sandboxes for Service {
             _ => return Err(Status::invalid_argument("Attach begins with a name")),
         };
         let target = self.node.target(&named)?;
-        if from.is_none() && !target.container.state().is_live() {
-            return Err(target.wrong_state("`slipway logs` prints what it wrote").into());
+        if from.is_none() {
+            target.has_process()?;
+            if !target.container.state().is_live() {
+                return Err(target.wrong_state("`slipway logs` prints what it wrote").into());
+            }
         }
         let (sender, receiver) = mpsc::channel(QUEUE);
         let output = target.container.fanout.attach(&target.name())?;
@@ -281,6 +284,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
     async fn logs(&self, request: Request<v1::LogsRequest>) -> Reply<Self::LogsStream> {
         let request = request.into_inner();
         let target = self.node.target(&request.name)?;
+        target.has_process()?;
         let (sender, receiver) = mpsc::channel(QUEUE);
         let reader = KeptOutput::open(&target)?;
         tokio::spawn(send_logs(target, reader, request, sender));
