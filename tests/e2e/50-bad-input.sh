@@ -79,6 +79,8 @@ refuses '/no/such' run --volume /no/such:/data "$image" true
 refuses 'cannot read /no/such' run --copy /no/such:/etc/x "$image" true
 refuses 'neither a file nor a directory' run --copy /dev/null:/etc/x "$image" true
 refuses "container's own" run --copy /etc/hostname:/proc/x "$image" true
+refuses 'unknown limit "foo"' run --ulimit foo=1 "$image" true
+refuses 'working directory "rel" is not an absolute path' run -w rel "$image" true
 refuses 'kernel' run --kernel /etc/passwd "$image" true
 refuses 'memory' run --memory 1 "$image" true
 refuses 'no size' run --memory lots "$image" true

@@ -3,6 +3,7 @@
 //!
 //! This crate is used on both sides, so it depends on no other crate of Slipway.
 
+pub mod limits;
 pub mod sysctl;
 
 /// The version of this protocol. An agent runs as long as its sandbox, also under daemons that come

@@ -174,8 +174,8 @@ impl Agent {
     /// Makes one call, with a deadline of 30 seconds.
     ///
     /// # Errors
-    /// [`Error::Agent`] with the agent's message, or [`Error::Exec`] if a program could not be
-    /// executed.
+    /// [`Error::Refused`] with the agent's message, [`Error::Exec`] if a program could not be
+    /// executed, or [`Error::Agent`] if the agent did not answer, or its guest failed.
     pub async fn call<T, F>(
         &self,
         call: impl FnOnce(AgentClient<Channel>) -> F + Send + 'static,
@@ -443,7 +443,7 @@ pub fn refused(status: tonic::Status) -> Error {
     let exit = status.metadata().get(EXIT_STATUS_METADATA);
     match exit.and_then(|value| value.to_str().ok()?.parse().ok()) {
         Some(status @ (126 | 127)) => Error::Exec { status, reason },
-        _ => Error::Agent(reason),
+        _ => Error::of_agent(status.code(), reason),
     }
 }
 

@@ -191,7 +191,7 @@ pub(crate) fn decline(sandbox: &Sandbox, error: &Error) {
 /// nothing.
 pub(crate) async fn distrust(node: &Node, sandbox: &Sandbox, template: &Template, error: &Error) {
     let name = &template.manifest.name;
-    let machine_failed = matches!(error, Error::VmEnded(_) | Error::Agent(_));
+    let machine_failed = matches!(error, Error::VmEnded(_) | Error::Agent(_) | Error::Refused(_));
     if !is_automatic(name) || !machine_failed || sandbox.is_stopping() {
         return;
     }

@@ -205,9 +205,12 @@ pub enum Error {
         /// The paths that were tried.
         places: Vec<PathBuf>,
     },
-    /// A call of the agent failed, or the agent's answer is invalid.
+    /// A call of the agent failed other than by a refusal, or the agent's answer is invalid.
     #[error("{0}")]
     Agent(String),
+    /// The agent refused a request, so its guest runs; the agent's message.
+    #[error("{0}")]
+    Refused(String),
     /// The container's program cannot be executed.
     #[error("{reason}")]
     Exec {
@@ -232,6 +235,19 @@ impl Error {
     /// is cut and made printable.
     pub(crate) fn vm_ended(exit: &VmExit) -> Self {
         Self::VmEnded(slipway_printable::line(&exit.to_string(), MOST_MESSAGE))
+    }
+
+    /// Makes an error of a failed call of the agent, with its `reason`. The codes of refusals are
+    /// those that the agent sends and a client never makes itself of a connection that broke
+    /// (tonic, gRPC's *statuscodes*).
+    pub(crate) fn of_agent(code: Code, reason: String) -> Self {
+        match code {
+            Code::InvalidArgument
+            | Code::NotFound
+            | Code::AlreadyExists
+            | Code::FailedPrecondition => Self::Refused(reason),
+            _ => Self::Agent(reason),
+        }
     }
 
     /// Returns a closure for `map_err` that adds `what` and `path` to a failed file operation.

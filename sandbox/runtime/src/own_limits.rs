@@ -14,7 +14,8 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::Invalid`]; [`Error::WrongState`] if the container does not run; [`Error::Busy`] if
-    /// too many updates wait; [`Error::Agent`] if the guest refuses; errors of saving the record.
+    /// too many updates wait; [`Error::Refused`] if the guest refuses; [`Error::Agent`]; errors of
+    /// saving the record.
     pub(crate) async fn update_own(&self, target: &Target, asked: &Resources) -> Result<()> {
         let asked = pod::limits(Some(asked))?;
         if asked == Limits::default() {

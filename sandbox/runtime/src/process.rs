@@ -12,12 +12,12 @@
 //! `sandbox/agent`, the shim's `spec`, `12-security.sh`. `docs/sandboxes.md` and
 //! `docs/containerd.md` have it.
 
-use slipway_agent_protocol::v1 as agent_v1;
+use slipway_agent_protocol::{limits, v1 as agent_v1};
 use slipway_image::ImageConfig;
 
 use crate::record::Process;
 use crate::security::Security;
-use crate::v1::RunSpec;
+use crate::v1::{Limit, RunSpec};
 use crate::{Error, Result};
 
 /// Applies `spec` to the image's configuration. The user's command replaces the image's, and the
@@ -25,7 +25,8 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// [`Error::Invalid`] if neither the image nor the user names a program, or an entry of the
-/// environment, or of what the process may do, is invalid, or its OOM score adjustment.
+/// environment, or of what the process may do, is invalid, or its OOM score adjustment, its working
+/// directory or a limit's name.
 pub fn process(image: &ImageConfig, spec: &RunSpec) -> Result<Process> {
     let (entrypoint, command) = match &spec.entrypoint {
         Some(entrypoint) => (vec![entrypoint.clone()], spec.command.clone()),
@@ -42,16 +43,32 @@ pub fn process(image: &ImageConfig, spec: &RunSpec) -> Result<Process> {
     Ok(Process {
         args,
         env: environment(&image.env, &spec.env)?,
-        cwd: or(&spec.cwd, &image.working_dir),
+        cwd: working_directory(or(&spec.cwd, &image.working_dir))?,
         user: or(&spec.user, &image.user),
         terminal: spec.terminal,
         rows: spec.rows,
         columns: spec.columns,
         stdin: spec.stdin,
-        limits: spec.limits.iter().map(|l| (l.name.clone(), l.soft, l.hard)).collect(),
+        limits: spec.limits.iter().map(limit).collect::<Result<_>>()?,
         oom_score_adj: spec.oom_score_adj.map(oom_score_adj).transpose()?,
         security: Security::new(spec.security.as_ref())?,
     })
+}
+
+/// Checks a working directory, which is empty if none is named.
+fn working_directory(path: String) -> Result<String> {
+    if path.is_empty() || path.starts_with('/') {
+        return Ok(path);
+    }
+    Err(Error::Invalid(format!("the working directory {path:?} is not an absolute path")))
+}
+
+/// Returns a limit in the record's form: its name, and the soft and the hard value.
+fn limit(limit: &Limit) -> Result<(String, u64, u64)> {
+    match limits::resource(&limit.name) {
+        Some(_) => Ok((limit.name.clone(), limit.soft, limit.hard)),
+        None => Err(Error::Invalid(format!("unknown limit {:?}", limit.name))),
+    }
 }
 
 fn oom_score_adj(adjustment: i32) -> Result<i32> {
@@ -180,6 +197,28 @@ mod tests {
         assert_eq!(process(&image(), &spec).unwrap().env, ["PATH=/bin", "A=2", "B="]);
         let bad = RunSpec { env: vec!["=x".into()], ..RunSpec::default() };
         assert!(process(&image(), &bad).is_err());
+    }
+
+    #[test]
+    fn a_working_directory_is_absolute() {
+        let at = |cwd: &str| process(&image(), &RunSpec { cwd: cwd.into(), ..RunSpec::default() });
+        assert_eq!(at("").unwrap().cwd, "/srv");
+        assert_eq!(at("/a/b").unwrap().cwd, "/a/b");
+        for relative in ["rel", "./rel", "../rel"] {
+            assert!(matches!(at(relative), Err(Error::Invalid(_))), "{relative}");
+        }
+        let unnamed = ImageConfig { working_dir: String::new(), ..image() };
+        assert_eq!(process(&unnamed, &RunSpec::default()).unwrap().cwd, "");
+    }
+
+    #[test]
+    fn a_limit_has_a_name_that_the_guest_knows() {
+        let with = |name: &str| {
+            let limits = vec![Limit { name: name.into(), soft: 1, hard: 2 }];
+            process(&image(), &RunSpec { limits, ..RunSpec::default() })
+        };
+        assert_eq!(with("nofile").unwrap().limits, [("nofile".to_owned(), 1, 2)]);
+        assert!(matches!(with("foo"), Err(Error::Invalid(_))));
     }
 
     #[test]

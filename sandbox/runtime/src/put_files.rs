@@ -11,7 +11,8 @@ use crate::{Result, v1};
 ///
 /// # Errors
 /// [`Error::Invalid`], which names the file; [`Error::WrongState`] if the container does not run;
-/// [`Error::Agent`] if the guest refuses. Files before the one that was refused are in place.
+/// [`Error::Refused`] if the guest refuses; [`Error::Agent`]. Files before the one that was refused
+/// are in place.
 pub(crate) async fn put(target: &Target, request: &v1::PutFilesRequest) -> Result<()> {
     target.has_process()?;
     if target.container.state() != SandboxState::Running {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
-use slipway_hypervisor::Vm;
+use slipway_hypervisor::{Vm, VmExit};
 
 use crate::agent::Agent;
 use crate::record::SandboxState;
@@ -17,6 +17,8 @@ use crate::{Error, Result};
 pub(crate) const GUEST_END: Duration = Duration::from_secs(60);
 /// The time that a guest has to power off after that.
 const POWER_OFF: Duration = Duration::from_millis(300);
+/// The longest time from the break of the agent's port until the end of its VMM is known.
+const PORT_BREAKS: Duration = Duration::from_secs(3);
 
 /// A task that carries the output of a container.
 pub(crate) type Carry = tokio::task::JoinHandle<Result<()>>;
@@ -123,10 +125,73 @@ pub(crate) async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>
 }
 
 /// Returns the better explanation of a failed call of the agent. The agent's port breaks a moment
-/// before the VMM is known to have ended, and then the VMM's last message tells more.
+/// before the VMM is known to have ended, and then the VMM's last message tells more. A refusal is
+/// returned at once.
 pub(crate) async fn blame(vm: &dyn Vm, error: Error) -> Error {
-    match tokio::time::timeout(Duration::from_secs(3), vm.wait()).await {
+    explained(error, vm.wait()).await
+}
+
+/// Returns the better one of `error` and the VMM's end, if that comes within [`PORT_BREAKS`].
+async fn explained(error: Error, ended: impl Future<Output = VmExit>) -> Error {
+    if matches!(error, Error::Refused(_)) {
+        return error;
+    }
+    match tokio::time::timeout(PORT_BREAKS, ended).await {
         Ok(ended) => Error::vm_ended(&ended),
         Err(_) => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{Instant, sleep};
+    use tonic::Status;
+
+    use super::*;
+    use crate::agent::refused;
+
+    /// Returns the explanation of a call that failed with `status`, and the time that it took. The
+    /// VMM ends after a second.
+    async fn explanation(status: Status) -> (Error, Duration) {
+        let begun = Instant::now();
+        let ended = async {
+            sleep(Duration::from_secs(1)).await;
+            VmExit { code: Some(1), signal: None, reason: None, stderr: String::new() }
+        };
+        let error = explained(refused(status), ended).await;
+        (error, begun.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_call_without_an_answer_waits_for_the_end_of_the_vmm() {
+        for answer in [
+            Status::invalid_argument("no"),
+            Status::not_found("no"),
+            Status::already_exists("no"),
+            Status::failed_precondition("no"),
+        ] {
+            let (error, took) = explanation(answer).await;
+            assert!(matches!(error, Error::Refused(_)), "{error}");
+            assert_eq!((error.to_string().as_str(), took), ("no", Duration::ZERO));
+        }
+        for lost in [
+            Status::unavailable("broken"),
+            Status::unknown("broken"),
+            Status::cancelled("broken"),
+            Status::internal("broken"),
+            Status::from_error(Box::new(std::io::Error::other("broken"))),
+        ] {
+            let (error, _) = explanation(lost).await;
+            assert!(matches!(error, Error::VmEnded(_)), "{error}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_of_a_guest_that_runs_on_is_told_as_it_is() {
+        let begun = Instant::now();
+        let failed = refused(Status::internal("no memory"));
+        let error = explained(failed, std::future::pending()).await;
+        assert!(matches!(error, Error::Agent(_)), "{error}");
+        assert!(begun.elapsed() >= PORT_BREAKS);
     }
 }

@@ -176,7 +176,8 @@ pub async fn start(agent: &Agent) -> Result<()> {
 /// is not told, so the engine is checked here.
 pub async fn blame(record: &Record, error: Error) -> Error {
     let Some(engine) = &record.sockets else { return error };
-    if matches!(error, Error::VmEnded(_) | Error::Agent(_)) && check(engine).await.is_err() {
+    let of_guest = matches!(error, Error::VmEnded(_) | Error::Agent(_) | Error::Refused(_));
+    if of_guest && check(engine).await.is_err() {
         let reason = format!("the engine ended while the sandbox started ({error})");
         return failed(engine, reason);
     }

@@ -84,7 +84,9 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     };
     let carry = match carried {
         // A guest that answers has refused what the container asks for: its machine is sound.
-        Err(error @ Error::Agent(_)) if agent.hello().await.is_ok() => return Err(error),
+        Err(error @ (Error::Agent(_) | Error::Refused(_))) if agent.hello().await.is_ok() => {
+            return Err(error);
+        }
         carried => trusted(node, sandbox, &template, carried).await?,
     };
     if template.is_none() {

@@ -84,7 +84,7 @@ pub async fn open(
 /// `session` is released when the output has ended.
 ///
 /// # Errors
-/// [`Error::Agent`] if the agent refuses or its position is implausible.
+/// [`Error::Refused`] if the agent refuses; [`Error::Agent`], also if its position is implausible.
 pub async fn resume(
     agent: &Agent,
     process: Option<v1::ProcessRef>,

@@ -152,7 +152,7 @@ async fn limit(target: &Target, asked: Limits) -> Result<()> {
 /// Sets limits of a container in the guest.
 ///
 /// # Errors
-/// [`Error::Agent`] if the guest refuses one. Those before it may have changed.
+/// [`Error::Refused`] if the guest refuses one; [`Error::Agent`]. Those before it may have changed.
 pub(crate) async fn limit_in_guest(target: &Target, asked: Limits) -> Result<()> {
     let id = target.container.name.clone();
     let request = agent_v1::UpdateContainerRequest { id, resources: Some(asked.into()) };

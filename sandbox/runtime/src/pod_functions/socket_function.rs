@@ -171,7 +171,7 @@ async fn start(sandbox: &Sandbox, agent: &Agent) -> Result<()> {
         match sockets::start(agent).await {
             Ok(()) => break,
             // The guest's engine ends where its kernel has not found the function.
-            Err(Error::Agent(_)) if begun.elapsed() < PATIENCE => {}
+            Err(Error::Agent(_) | Error::Refused(_)) if begun.elapsed() < PATIENCE => {}
             Err(error) => return Err(error),
         }
         tokio::time::sleep(AGAIN).await;
