@@ -17,6 +17,12 @@ fn record(offset: u64, byte: u8) -> Vec<u8> {
     [&offset.to_le_bytes()[..], &[byte; PAGE]].concat()
 }
 
+/// Waits until nobody can read from the pipe. The child of another test may still have a copy of the
+/// descriptor, until it executes its program.
+fn wait_until_broken(pipe: &File) {
+    poll(&mut [PollFd::new(pipe, PollFlags::empty())], None).unwrap();
+}
+
 fn sink(given: &Given) -> PageSink {
     let given = Arc::clone(given);
     Box::new(move |offset: u64, page: &[u8]| {
@@ -130,6 +136,7 @@ fn an_error_of_the_sink_ends_the_reader_and_breaks_the_pipe() {
     let error = reader.read(full, LIMIT).unwrap_err();
     let is_full = |source: &io::Error| source.kind() == io::ErrorKind::StorageFull;
     assert!(matches!(&error, Error::System { source, .. } if is_full(source)), "{error}");
+    wait_until_broken(&pipe);
     assert_eq!(pipe.write_all(&END).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
 }
 
@@ -141,6 +148,7 @@ fn a_vmm_that_says_too_little_is_given_up() {
         pipe.write_all(&sent).unwrap();
         let outcome = reader.read(sink(&Given::default()), Duration::from_millis(20));
         assert!(matches!(outcome, Err(Error::Timeout { .. })), "{outcome:?}");
+        wait_until_broken(&pipe);
         assert_eq!(pipe.write_all(&END).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 }

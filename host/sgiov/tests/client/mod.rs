@@ -253,7 +253,13 @@ impl Client {
             event.store(connected.endpoint.entry, Ordering::Relaxed);
             words[first].store(at + 1, Ordering::Release);
         }
-        assert!(slipway_peer::eventfd::raise(connected.peer.as_fd()));
+        // The kernel may refuse a program whose control group has no memory left. A library asks the
+        // engine then.
+        let begun = Instant::now();
+        while !slipway_peer::eventfd::raise(connected.peer.as_fd()) {
+            assert!(begun.elapsed() < PATIENCE, "the peer cannot be woken");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub fn write(&self, connected: &Connected, bytes: &[u8]) -> Result<usize, Error> {
