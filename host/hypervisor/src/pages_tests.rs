@@ -17,8 +17,8 @@ fn record(offset: u64, byte: u8) -> Vec<u8> {
     [&offset.to_le_bytes()[..], &[byte; PAGE]].concat()
 }
 
-/// Waits until nobody can read from the pipe. The child of another test may still have a copy of the
-/// descriptor, until it executes its program.
+/// Waits until nobody can read from the pipe. The child of another test may have a copy of the
+/// descriptor until it executes its program.
 fn wait_until_broken(pipe: &File) {
     poll(&mut [PollFd::new(pipe, PollFlags::empty())], None).unwrap();
 }

@@ -253,8 +253,8 @@ impl Client {
             event.store(connected.endpoint.entry, Ordering::Relaxed);
             words[first].store(at + 1, Ordering::Release);
         }
-        // The kernel may refuse a program whose control group has no memory left. A library asks the
-        // engine then.
+        // The kernel may refuse a program whose control group has no memory left. A library asks
+        // the engine then.
         let begun = Instant::now();
         while !slipway_peer::eventfd::raise(connected.peer.as_fd()) {
             assert!(begun.elapsed() < PATIENCE, "the peer cannot be woken");
