@@ -93,7 +93,7 @@ impl Slot {
     #[cold]
     fn tick(&mut self, index: PortIndex, now: Duration, waiting: &mut Vec<PortIndex>) {
         tick(&mut *self.port, now);
-        if !std::mem::replace(&mut self.stalled, true) {
+        if !std::mem::replace(&mut self.waits, true) {
             waiting.push(index);
         }
     }

@@ -301,6 +301,8 @@ mod tests {
         let impairment = Impairment { delay, ..Impairment::default() };
         rig.switch.impair(1, Some(impairment)).unwrap();
         assert_eq!(rig.step(), (PortTurn::Done, [0, 1]));
+        rig.step();
+        assert_eq!(rig.switch.waiting, [1], "it is on the list once");
         rig.switch.stalled.stalls.charge_shared(&1_u16, Duration::from_secs(2));
         let until = rig.switch.stalled_until(1);
         assert!(until.is_some_and(|until| until > Duration::from_secs(10)));
