@@ -222,7 +222,8 @@ fn fixed(args: &RunArgs) -> Option<&'static str> {
         kernel,
         accel,
     } = machine;
-    let ProcessArgs { env, workdir, user, interactive, tty, privileged, security } = process;
+    let ProcessArgs { env, env_file, workdir, user, interactive, tty, privileged, security } =
+        process;
     let SecurityArgs { cap_add, cap_drop, group_add, security_opt } = security;
     let NetworkArgs { mac_at_port, queues, nic, nic_interval, sockets, .. } = network;
     let options = [
@@ -234,6 +235,7 @@ fn fixed(args: &RunArgs) -> Option<&'static str> {
         ("--kernel", kernel.is_some()),
         ("--accel", accel.is_some()),
         ("--env", !env.is_empty()),
+        ("--env-file", !env_file.is_empty()),
         ("--workdir", workdir.is_some()),
         ("--user", user.is_some()),
         ("--interactive", *interactive),

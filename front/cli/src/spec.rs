@@ -149,7 +149,29 @@ pub fn absolute(path: &Path) -> Result<String> {
 }
 
 pub fn environment(args: &ProcessArgs) -> Result<Vec<String>> {
-    Ok(variables(&args.env))
+    let mut entries = Vec::new();
+    for file in &args.env_file {
+        entries.extend(entries_of_file(file)?);
+    }
+    entries.extend_from_slice(&args.env);
+    Ok(variables(&entries))
+}
+
+/// Reads entries of an environment as docker does: what follows the first `=` of a line is the
+/// value, quotes and blanks included.
+fn entries_of_file(file: &Path) -> Result<Vec<String>> {
+    let text = std::fs::read_to_string(file);
+    let text = text.with_context(|| format!("cannot read --env-file {}", file.display()))?;
+    let lines = (1..).zip(text.lines()).map(|(number, line)| (number, line.trim_start()));
+    let entries = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    let entry = |(number, line): (u32, &str)| {
+        let name = line.split_once('=').map_or(line, |(name, _)| name);
+        if name.is_empty() || name.contains(char::is_whitespace) {
+            bail!("{} line {number}: \"{name}\" is no name of a variable", file.display());
+        }
+        Ok(line.to_owned())
+    };
+    entries.map(entry).collect()
 }
 
 /// Returns an environment of entries NAME=VALUE. A NAME alone has the value that it has here.
@@ -212,6 +234,31 @@ mod tests {
         assert_eq!(beginning(None), (String::new(), false));
         assert_eq!(beginning(Some("none")), (String::new(), true));
         assert_eq!(beginning(Some("auto")), ("auto".to_owned(), false));
+    }
+
+    #[test]
+    fn entries_of_a_file_come_before_those_of_the_command_line() {
+        #[derive(clap::Parser)]
+        struct Process {
+            #[command(flatten)]
+            args: ProcessArgs,
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        let words = ["process", "-e", "A=3", "--env-file", path];
+        let args = <Process as clap::Parser>::parse_from(words).args;
+        let of = |text: &str| {
+            std::fs::write(path, text).unwrap();
+            environment(&args)
+        };
+        let text = "# notes\n\n  A=1\nB= 'two' # kept\r\nSLIPWAY_UNSET_VARIABLE\nC=\n";
+        assert_eq!(of(text).unwrap(), ["A=1", "B= 'two' # kept", "C=", "A=3"]);
+        for (text, wrong) in [("A=1\n=2\n", "line 2: \"\""), ("export A=1", "\"export A\"")] {
+            let error = of(text).unwrap_err().to_string();
+            assert!(error.contains(wrong), "{error}");
+        }
+        std::fs::remove_file(path).unwrap();
+        assert!(environment(&args).unwrap_err().to_string().contains("cannot read --env-file"));
     }
 
     #[test]

@@ -159,6 +159,10 @@ pub struct ProcessArgs {
     /// Environment, NAME=VALUE; NAME alone takes the value from here
     #[arg(short, long, value_name = "NAME[=VALUE]")]
     pub env: Vec<String>,
+    /// File of environment entries, one a line as for --env, which wins over these; empty lines and
+    /// lines that begin with # are left out
+    #[arg(long, value_name = "FILE")]
+    pub env_file: Vec<PathBuf>,
     /// Working directory
     #[arg(short, long, value_name = "DIR")]
     pub workdir: Option<String>,

@@ -109,6 +109,7 @@ fn run_of(args: &TemplateCreateArgs, image: &str, sandbox: &str) -> RunArgs {
         from: Some(spec::NONE.to_owned()),
         process: ProcessArgs {
             env: env.clone(),
+            env_file: Vec::new(),
             workdir: None,
             user: None,
             interactive: false,
