@@ -62,6 +62,8 @@ impl Node {
         if sandbox.state() != SandboxState::Running {
             return Err(sandbox.wrong_state("containers are added to a pod that runs"));
         }
+        // The guest may not have answered this daemon yet.
+        sandbox.agent()?;
         refuse_machine(spec)?;
         let image = self.image(spec).await?;
         let copies = copies::check(spec)?;
@@ -148,15 +150,15 @@ impl Node {
         }
     }
 
-    /// Goes on with the containers of an adopted pod. Those that an earlier daemon was starting or
-    /// releasing are released. CPUs and memory that no container needs go back to the host, and
-    /// updates of limits that were cut off are settled.
-    pub(crate) fn adopt_added(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
+    /// Goes on with the containers of an adopted pod that an earlier daemon `left`. Those that it
+    /// was starting or releasing are released. CPUs and memory that no container needs go back to
+    /// the host, and updates of limits that were cut off are settled.
+    pub(crate) fn adopt_added(self: &Arc<Self>, sandbox: &Arc<Sandbox>, left: Vec<Arc<Container>>) {
         quota::leave(self, sandbox);
         memory::leave(self, sandbox);
         bound::leave(self, sandbox);
         update::settle(self, sandbox);
-        for container in sandbox.added().into_iter().filter(|one| one.state().is_live()) {
+        for container in left.into_iter().filter(|one| one.state().is_live()) {
             let target = Target { sandbox: Arc::clone(sandbox), container };
             let node = Arc::clone(self);
             let runs = target.container.state() == SandboxState::Running;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 
 use crate::config::Config;
+use crate::container::Container;
 use crate::node::{Node, Parts, remove_files};
 use crate::record::{Record, SandboxState, Store};
 use crate::running::Running;
@@ -117,6 +118,8 @@ impl Node {
     /// Adopts a sandbox of an earlier daemon, or releases what is left of it.
     async fn take_over(self: Arc<Self>, record: Record, store: Store) {
         let sandbox = Sandbox::new(record, store, self.lane());
+        // Once the agent has answered, this daemon starts others in the pod.
+        let left = sandbox.added();
         let record = sandbox.record();
         if record.saving.in_file {
             return self.enter_in_file(sandbox).await;
@@ -129,9 +132,9 @@ impl Node {
             let adoption = adopt::adopt(Arc::clone(&self), Arc::clone(&sandbox));
             let mut adoption = Box::pin(adoption);
             match tokio::time::timeout(adopt::patience(&record), &mut adoption).await {
-                Ok(Ok(running)) => return self.enter_adopted(sandbox, running).await,
+                Ok(Ok(running)) => return self.enter_adopted(sandbox, running, left).await,
                 Ok(Err(error)) => reason = error.to_string(),
-                Err(_) => return self.enter_later(sandbox, adoption),
+                Err(_) => return self.enter_later(sandbox, adoption, left),
             }
         }
         // A sandbox in the state `Created` is live, and lost as well: the client that would have
@@ -160,29 +163,37 @@ impl Node {
         tokio::spawn(life::live_in_file(self, sandbox));
     }
 
-    /// Lists an adopted sandbox, and starts the task that runs it to its end.
-    async fn enter_adopted(self: Arc<Self>, sandbox: Arc<Sandbox>, running: Running) {
+    /// Lists an adopted sandbox, and starts the task that runs it to its end. `left` are the
+    /// containers that an earlier daemon added to it.
+    async fn enter_adopted(
+        self: Arc<Self>,
+        sandbox: Arc<Sandbox>,
+        running: Running,
+        left: Vec<Arc<Container>>,
+    ) {
         // One whose record is not saved runs even so: the old record suffices to adopt it again.
         note(&sandbox, sandbox.update(|record| record.state = SandboxState::Running).await);
         tracing::info!(sandbox = sandbox.name, "adopted");
         self.put_back(Arc::clone(&sandbox));
-        self.adopt_added(&sandbox);
+        self.adopt_added(&sandbox, left);
         pause::settle(&self, Target::own(Arc::clone(&sandbox)));
         tokio::spawn(life::live_on(self, sandbox, running));
     }
 
     /// Lists a sandbox whose VMM or guest does not answer yet, and starts the task that completes
-    /// its adoption or releases it. Others are served meanwhile.
+    /// its adoption or releases it. Others are served meanwhile. `left` are the containers that an
+    /// earlier daemon added to it.
     fn enter_later(
         self: Arc<Self>,
         sandbox: Arc<Sandbox>,
         adoption: impl Future<Output = Result<Running>> + Send + 'static,
+        left: Vec<Arc<Container>>,
     ) {
         tracing::warn!(sandbox = sandbox.name, "does not answer yet; it is waited for");
         self.put_back(Arc::clone(&sandbox));
         tokio::spawn(async move {
             let error = match adopt::finish(&sandbox, adoption).await {
-                Ok(running) => return self.enter_adopted(sandbox, running).await,
+                Ok(running) => return self.enter_adopted(sandbox, running, left).await,
                 Err(error) => error,
             };
             let stopping = sandbox.update(|record| record.state = SandboxState::Stopping);
