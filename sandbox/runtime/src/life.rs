@@ -135,7 +135,7 @@ async fn remove_ended(node: &Node, sandbox: &Sandbox) {
 }
 
 /// Releases what a sandbox held, and records how it ended. The caller closes its outputs.
-async fn end_life(node: &Node, sandbox: &Sandbox, ended: Result<u32>) {
+pub(crate) async fn end_life(node: &Node, sandbox: &Sandbox, ended: Result<u32>) {
     let stopping = sandbox.update(|record| record.state = SandboxState::Stopping).await;
     note(sandbox, stopping);
     sandbox.set_agent(None);
@@ -242,6 +242,15 @@ mod tests {
     use super::*;
     use crate::adopt::tests::record_of;
     use crate::release::forget_vmm;
+
+    #[test]
+    fn a_sandbox_that_is_killed_while_a_daemon_waits_for_it_has_exited() {
+        let mut record = record_of(SandboxState::Stopping);
+        finish(&mut record, Err(Error::Stopped), true);
+        let run = &record.run;
+        assert_eq!((record.state, run.exit_status), (SandboxState::Exited, Some(137)));
+        assert_eq!(run.reason, "killed");
+    }
 
     #[test]
     fn a_user_id_is_free_once_no_process_has_it() {

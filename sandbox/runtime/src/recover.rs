@@ -196,14 +196,16 @@ impl Node {
                 Ok(running) => return self.enter_adopted(sandbox, running, left).await,
                 Err(error) => error,
             };
+            // One that was asked to end has ended as others that are killed, and is not lost.
+            if matches!(error, Error::Stopped) {
+                life::end_life(&self, &sandbox, Err(error)).await;
+                sandbox.close_outputs();
+                return life::remove_later(self, sandbox).await;
+            }
             let stopping = sandbox.update(|record| record.state = SandboxState::Stopping);
             note(&sandbox, stopping.await);
             sandbox.set_agent(None);
-            let reason = match error {
-                Error::Stopped => "killed".to_owned(),
-                error => error.to_string(),
-            };
-            self.release_lost(&sandbox, &reason).await;
+            self.release_lost(&sandbox, &error.to_string()).await;
             self.settled();
             life::remove_later(self, sandbox).await;
         });
