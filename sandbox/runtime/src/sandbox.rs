@@ -30,6 +30,8 @@ const MOST_READERS: usize = 32;
 const MOST_UPDATES: usize = 16;
 /// The most looks at the host's files for one sandbox at once.
 const MOST_LOOKS: usize = 4;
+/// The advice for a sandbox whose guest has not answered a restarted daemon.
+const SILENT: &str = "its guest does not answer yet; try again later";
 
 /// A sandbox, shared between the task that runs it and the calls that concern it.
 pub struct Sandbox {
@@ -374,12 +376,15 @@ impl Sandbox {
         lock(&self.vm).clone()
     }
 
-    /// Returns the sandbox's microVM, which has not ended.
+    /// Returns the sandbox's microVM, which answers and has not ended.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if it has.
+    /// [`Error::WrongState`] if it has ended, or has not answered a restarted daemon yet.
     pub(crate) fn live_vm(&self) -> Result<Arc<dyn Vm>> {
-        self.vm().ok_or_else(|| self.wrong_state("its microVM has ended"))
+        self.vm().ok_or_else(|| match self.state() {
+            SandboxState::Running if !self.is_in_file() => self.wrong_state(SILENT),
+            _ => self.wrong_state("its microVM has ended"),
+        })
     }
 
     /// Returns the connection to the sandbox's agent.
@@ -391,7 +396,7 @@ impl Sandbox {
         agent.filter(|_| self.state() == SandboxState::Running).ok_or_else(|| {
             self.wrong_state(match self.state() {
                 _ if self.is_in_file() => "its memory is in a file; `slipway resume` has it go on",
-                SandboxState::Running => "its guest does not answer yet; try again later",
+                SandboxState::Running => SILENT,
                 _ => "its container does not run; `slipway run` starts a new one",
             })
         })
@@ -400,11 +405,6 @@ impl Sandbox {
     /// Returns once the agent has answered, which a restarted daemon may wait for.
     pub(crate) async fn answers(&self) {
         let _ = self.agent.subscribe().wait_for(Option::is_some).await;
-    }
-
-    /// Returns whether the sandbox is paused and its memory is in a file.
-    pub(crate) fn is_in_file(&self) -> bool {
-        self.look(|record| record.saving.in_file)
     }
 
     pub(crate) fn wrong_state(&self, advice: &str) -> Error {

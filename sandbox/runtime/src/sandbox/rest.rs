@@ -14,6 +14,11 @@ use crate::{Error, Result};
 pub(crate) type Back = (Arc<dyn Vm>, Agent, JoinHandle<Result<()>>);
 
 impl Sandbox {
+    /// Returns whether the sandbox is paused and its memory is in a file.
+    pub(crate) fn is_in_file(&self) -> bool {
+        self.look(|record| record.saving.in_file)
+    }
+
     /// Notes that the memory is in a file and nothing of a VMM is left.
     pub(crate) fn come_to_rest(&self) {
         self.rests.send_replace(true);

@@ -90,3 +90,17 @@ async fn a_removed_container_keeps_its_exit_status() {
     sandbox.forget_added(&first.container);
     assert_eq!((first.exit().status, second.exit().status), (7, 8));
 }
+
+#[tokio::test]
+async fn a_call_that_needs_a_guest_which_does_not_answer_yet_is_to_be_tried_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = sandbox(dir.path());
+    let why = || (sandbox.agent().err().unwrap(), sandbox.live_vm().err().unwrap());
+    sandbox.update(|record| record.state = SandboxState::Running).await.unwrap();
+    let (agent, vm) = why();
+    assert!(agent.to_string().contains(SILENT) && vm.to_string().contains(SILENT));
+    sandbox.update(|record| record.state = SandboxState::Exited).await.unwrap();
+    let (agent, vm) = why();
+    assert!(agent.to_string().contains("does not run"), "{agent}");
+    assert!(vm.to_string().contains("has ended"), "{vm}");
+}

@@ -55,16 +55,15 @@ pub(super) fn join_input(
     });
 }
 
-/// Sends a signal to the container's first process. SIGKILL ends a sandbox that starts, or
-/// whose memory is in a file.
+/// Sends a signal to the container's first process. SIGKILL ends a sandbox that starts, whose
+/// memory is in a file, or whose guest has not answered a restarted daemon.
 ///
 /// # Errors
 /// The container does not run, or the agent refuses.
 pub(super) async fn send_signal(target: &Target, signal: u32) -> Result<(), Error> {
     let sandbox = &target.sandbox;
     let is_kill = signal == libc::SIGKILL as u32;
-    let has_no_agent = sandbox.state() == SandboxState::Starting || sandbox.is_in_file();
-    if target.is_own() && has_no_agent && is_kill {
+    if target.is_own() && is_kill && has_no_agent(target) {
         sandbox.kill();
         return Ok(());
     }
@@ -76,6 +75,18 @@ pub(super) async fn send_signal(target: &Target, signal: u32) -> Result<(), Erro
     let request = agent_v1::SignalRequest { process, signal, all: false };
     sandbox.agent()?.call(|mut client| async move { client.signal(request).await }).await?;
     Ok(())
+}
+
+/// Returns whether a sandbox has no agent that takes a signal, so that only all of it can be killed.
+/// A pod that runs takes no signal in any case.
+fn has_no_agent(target: &Target) -> bool {
+    let sandbox = &target.sandbox;
+    match sandbox.state() {
+        SandboxState::Starting => true,
+        _ if sandbox.is_in_file() => true,
+        SandboxState::Running => target.has_process().is_ok() && sandbox.agent().is_err(),
+        _ => false,
+    }
 }
 
 /// Ends a container, a sandbox with its own container, or a pod with all of its containers.
@@ -145,4 +156,32 @@ async fn stop_pod(target: &Target, patience: Duration) {
     target.sandbox.end_pod();
     let ended = target.container.wait_state(|state| !state.is_live());
     let _ = tokio::time::timeout(END, ended).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adopt::tests::{record_of, sandbox_of};
+
+    #[tokio::test]
+    async fn a_kill_ends_a_sandbox_whose_guest_has_not_answered_a_restarted_daemon() {
+        let kill = libc::SIGKILL as u32;
+        let dir = tempfile::tempdir().unwrap();
+        let sandbox = sandbox_of(record_of(SandboxState::Running), dir.path());
+        let own = Target::own(sandbox);
+        let late = send_signal(&own, libc::SIGTERM as u32).await.unwrap_err().to_string();
+        assert!(late.contains("does not answer yet") && !own.sandbox.is_stopping(), "{late}");
+        send_signal(&own, kill).await.unwrap();
+        assert!(own.sandbox.is_stopping());
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_runs_is_ended_by_no_signal() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = record_of(SandboxState::Running);
+        record.pod = true;
+        let pod = Target::own(sandbox_of(record, dir.path()));
+        let refused = send_signal(&pod, libc::SIGKILL as u32).await.unwrap_err().to_string();
+        assert!(refused.contains("is a pod") && !pod.sandbox.is_stopping(), "{refused}");
+    }
 }
