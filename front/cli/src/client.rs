@@ -129,13 +129,14 @@ async fn start(
         }
         if starting.left_it_to_another()? && try_connect(config).await?.is_none() {
             // The other daemon is still starting, or is ending and does not serve any more.
-            patience.left(Instant::now(), daemon_runs(config));
+            if let Some(limit) = patience.left(Instant::now(), daemon_runs(config)) {
+                return Err(starting.too_late(limit));
+            }
             tokio::time::sleep(AGAIN).await;
             starting = Starting::begin(args, config)?;
         }
         if let Some(limit) = patience.is_over(Instant::now()) {
-            let (limit, why) = (limit.as_secs(), starting.last_words());
-            bail!("the daemon did not serve within {limit} s; {why}");
+            return Err(starting.too_late(limit));
         }
     }
 }
@@ -160,15 +161,16 @@ impl Patience {
     }
 
     /// Notes that this command's daemon has ended in favour of another one, and whether one runs.
-    fn left(&mut self, now: Instant, runs: bool) {
+    /// Returns the limit that has passed, or `None` if the command starts one more.
+    fn left(&mut self, now: Instant, runs: bool) -> Option<Duration> {
         self.absent = (!runs).then(|| self.absent.unwrap_or(now));
+        self.absent.is_some_and(|since| now - since >= ABSENCE).then_some(ABSENCE)
     }
 
-    /// Returns the limit that has passed, or `None` if the command still waits.
+    /// Returns the limit that has passed while this command's daemon lives, which may be the one
+    /// that will serve. Returns `None` if the command still waits.
     fn is_over(&self, now: Instant) -> Option<Duration> {
-        let absent = self.absent.is_some_and(|since| now - since >= ABSENCE);
-        let started = now - self.begun >= START;
-        absent.then_some(ABSENCE).or(started.then_some(START))
+        (now - self.begun >= START).then_some(START)
     }
 }
 
@@ -277,6 +279,11 @@ impl Starting {
         }
     }
 
+    /// Returns the error of a command that has waited for `limit`.
+    fn too_late(&self, limit: Duration) -> anyhow::Error {
+        anyhow!("the daemon did not serve within {} s; {}", limit.as_secs(), self.last_words())
+    }
+
     fn last_words(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let own = text.get(self.from as usize..).unwrap_or_default();
@@ -372,13 +379,22 @@ mod tests {
         assert_eq!(patience.is_over(at(599)), None);
         assert_eq!(patience.is_over(at(600)), Some(START));
         // Another command's daemon runs, and then no daemon.
-        patience.left(at(5), true);
+        assert_eq!(patience.left(at(5), true), None);
         assert_eq!(patience.is_over(at(300)), None);
-        patience.left(at(300), false);
-        patience.left(at(310), false);
-        assert_eq!(patience.is_over(at(319)), None);
-        assert_eq!(patience.is_over(at(320)), Some(ABSENCE));
-        patience.left(at(320), true);
-        assert_eq!(patience.is_over(at(321)), None);
+        assert_eq!(patience.left(at(300), false), None);
+        assert_eq!(patience.left(at(319), false), None);
+        assert_eq!(patience.left(at(320), false), Some(ABSENCE));
+        assert_eq!(patience.left(at(320), true), None);
+    }
+
+    #[test]
+    fn a_daemon_of_the_command_is_waited_for_after_one_that_left() {
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let mut patience = Patience::begin(begun);
+        // The first one leaves to a daemon that ends. The second one takes long to serve.
+        assert_eq!(patience.left(at(1), false), None);
+        assert_eq!(patience.is_over(at(100)), None);
+        assert_eq!(patience.is_over(at(600)), Some(START));
     }
 }
