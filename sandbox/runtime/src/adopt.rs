@@ -116,7 +116,7 @@ pub(crate) async fn adopt(node: Arc<Node>, sandbox: Arc<Sandbox>) -> Result<Runn
     let own = Target::own(Arc::clone(sandbox));
     let carrier = match record.pod {
         true => None,
-        false => Some(OutputCarrier::attach(&own, &agent, node.config.log_bytes, None).await?),
+        false => Some(OutputCarrier::reattach(&own, &agent, node.config.log_bytes, None).await?),
     };
     own.end_lost_input();
     again(is_late, || cpus::recount(sandbox, &*vm)).await?;

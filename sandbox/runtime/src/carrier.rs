@@ -1,12 +1,19 @@
 //! The way of a container's output: from its guest to the log and to the attached clients.
 
+use std::time::Duration;
+
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::agent::Agent;
+use crate::agent::{Agent, CALL};
 use crate::running::Carry;
 use crate::stdio::{self, Pieces};
 use crate::target::Target;
 use crate::{Error, Result, log};
+
+/// The time in which the streams of a container that runs since an earlier daemon are attached.
+/// Without them the container is lost, so a guest on a busy machine has longer than for a call. The
+/// wait ends with the guest's VMM.
+const REATTACH: Duration = Duration::from_secs(600);
 
 /// The streams of a container's first process, attached and not yet carried.
 pub(crate) struct OutputCarrier {
@@ -28,6 +35,30 @@ impl OutputCarrier {
         most: u64,
         session: Option<OwnedSemaphorePermit>,
     ) -> Result<Self> {
+        Self::attach_within(CALL, target, agent, most, session).await
+    }
+
+    /// Does what [`attach`](Self::attach) does, for a container that runs since an earlier daemon:
+    /// its guest may take long to answer.
+    ///
+    /// # Errors
+    /// The errors of [`attach`](Self::attach).
+    pub(crate) async fn reattach(
+        target: &Target,
+        agent: &Agent,
+        most: u64,
+        session: Option<OwnedSemaphorePermit>,
+    ) -> Result<Self> {
+        Self::attach_within(REATTACH, target, agent, most, session).await
+    }
+
+    async fn attach_within(
+        limit: Duration,
+        target: &Target,
+        agent: &Agent,
+        most: u64,
+        session: Option<OwnedSemaphorePermit>,
+    ) -> Result<Self> {
         let (container, lane) = (&target.container, &target.sandbox.lane);
         let path = container.log();
         let file = path.clone();
@@ -35,6 +66,7 @@ impl OutputCarrier {
         let mut log = log.map_err(Error::file("cannot write", &path))?;
         let input = container.take_input()?;
         let process = container.process();
+        let input = (input, limit);
         let (output, from) = stdio::resume(agent, process, log.position(), input, session).await?;
         if from != log.position() {
             // Bytes are missing from the log: the disk was full, and the container went on.

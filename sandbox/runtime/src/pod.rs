@@ -344,7 +344,7 @@ async fn rejoin(node: &Node, target: &Target) -> Result<Running> {
     let agent = target.sandbox.agent()?;
     let session = agent.session(&target.sandbox.name)?;
     let carrier =
-        OutputCarrier::attach(target, &agent, log_bytes(node, target), Some(session)).await?;
+        OutputCarrier::reattach(target, &agent, log_bytes(node, target), Some(session)).await?;
     target.end_lost_input();
     pause::settle(node, target.clone());
     let carry = carrier.carry(target, &agent);

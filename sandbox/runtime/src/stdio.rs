@@ -38,10 +38,6 @@ const REPORT_PIECES: u32 = 1024;
 /// A position that no output reaches.
 const MOST_POSITION: u64 = 1 << 62;
 
-/// The time in which the streams of a container are attached. Without them the container is lost,
-/// so a guest on a busy machine has longer than for a call. The wait ends with the guest's VMM.
-const ATTACH: Duration = Duration::from_secs(600);
-
 /// The time between two attempts of a report to the agent.
 const REPORT_AGAIN: Duration = Duration::from_secs(1);
 
@@ -81,7 +77,7 @@ pub async fn open(
 
 /// Opens the agent's stream for `process`, to which `input` is sent, with the output from
 /// `position` on, if the agent still has it. Returns the output and the position of its first byte.
-/// `session` is released when the output has ended.
+/// The agent has `limit` to answer. `session` is released when the output has ended.
 ///
 /// # Errors
 /// [`Error::Refused`] if the agent refuses; [`Error::Agent`], also if its position is implausible.
@@ -89,12 +85,12 @@ pub async fn resume(
     agent: &Agent,
     process: Option<v1::ProcessRef>,
     position: u64,
-    input: mpsc::Receiver<Input>,
+    (input, limit): (mpsc::Receiver<Input>, Duration),
     session: Option<OwnedSemaphorePermit>,
 ) -> Result<(Pieces, u64)> {
     let resume = v1::Resume { process, position };
     let (output, from) =
-        open_with(agent, Some(stdio_in::Kind::Resume(resume)), (input, ATTACH), session).await?;
+        open_with(agent, Some(stdio_in::Kind::Resume(resume)), (input, limit), session).await?;
     // The position is the guest's word. It may be later than asked (bytes were lost), never
     // earlier, and it must leave room for counts to be added.
     if !(position..=MOST_POSITION).contains(&from) {
