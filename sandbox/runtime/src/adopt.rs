@@ -118,7 +118,6 @@ pub(crate) async fn adopt(node: Arc<Node>, sandbox: Arc<Sandbox>) -> Result<Runn
         true => None,
         false => Some(OutputCarrier::reattach(&own, &agent, node.config.log_bytes, None).await?),
     };
-    own.end_lost_input();
     again(is_late, || cpus::recount(sandbox, &*vm)).await?;
     cpus::settle(sandbox, &vm, &agent).await;
     again(is_late, || resize::recount(sandbox, &*vm)).await?;

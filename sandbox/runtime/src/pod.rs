@@ -345,7 +345,6 @@ async fn rejoin(node: &Node, target: &Target) -> Result<Running> {
     let session = agent.session(&target.sandbox.name)?;
     let carrier =
         OutputCarrier::reattach(target, &agent, log_bytes(node, target), Some(session)).await?;
-    target.end_lost_input();
     pause::settle(node, target.clone());
     let carry = carrier.carry(target, &agent);
     Ok(Running { agent, carry })

@@ -129,6 +129,7 @@ impl Node {
         let mut reason =
             format!("the daemon ended while it {}", if started { "ran" } else { "started" });
         if self.keeps && adopt::may_live(&record) {
+            end_lost_input(&sandbox, &left);
             let adoption = adopt::adopt(Arc::clone(&self), Arc::clone(&sandbox));
             let mut adoption = Box::pin(adoption);
             match tokio::time::timeout(adopt::patience(&record), &mut adoption).await {
@@ -235,6 +236,16 @@ impl Node {
     }
 }
 
+/// Ends the input of a sandbox's container, and of the containers that an earlier daemon `left` in
+/// it, where some of it may be lost. No client has come back yet: what clients send follows the end.
+fn end_lost_input(sandbox: &Arc<Sandbox>, left: &[Arc<Container>]) {
+    Target::own(Arc::clone(sandbox)).end_lost_input();
+    for container in left {
+        let (sandbox, container) = (Arc::clone(sandbox), Arc::clone(container));
+        Target { sandbox, container }.end_lost_input();
+    }
+}
+
 /// Logs what failed while a sandbox was taken over. Returns whether nothing did.
 fn note(sandbox: &Sandbox, outcome: Result<()>) -> bool {
     if let Err(error) = &outcome {
@@ -260,7 +271,28 @@ fn lose(record: &mut Record, reason: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adopt::tests::record_of;
+    use crate::adopt::tests::{added_of, record_of, sandbox_of};
+    use crate::stdio::Input;
+
+    #[tokio::test]
+    async fn input_of_the_last_daemons_clients_ends_before_that_of_the_next_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = record_of(SandboxState::Running);
+        record.settings.process.stdin = true;
+        let mut added = added_of("one", SandboxState::Running);
+        added.settings.process.stdin = true;
+        record.added.push(added);
+        record.added.push(added_of("without-input", SandboxState::Running));
+        let sandbox = sandbox_of(record, dir.path());
+        let left = sandbox.added();
+        end_lost_input(&sandbox, &left);
+        for container in [&sandbox.own, &left[0]] {
+            container.input.send(Input::Data(vec![7])).await.unwrap();
+            let mut input = container.take_input().unwrap();
+            assert!(matches!(input.recv().await, Some(Input::Close)), "{}", container.name);
+        }
+        assert!(left[1].take_input().unwrap().try_recv().is_err());
+    }
 
     #[test]
     fn only_a_live_sandbox_is_lost() {
