@@ -95,8 +95,12 @@ fn has_no_agent(target: &Target) -> bool {
 /// A container of a pod does not end. A sandbox does in any case.
 pub(super) async fn stop(target: &Target, patience: Duration) -> Result<(), Error> {
     if !target.is_own() {
-        let is_live = target.container.state().is_live();
-        return if is_live { pod::stop(target, patience).await } else { Ok(()) };
+        if !target.container.state().is_live() {
+            return Ok(());
+        }
+        // Its stop signal is lost on a guest that does not hear it yet.
+        let _ = tokio::time::timeout(patience, hears(target)).await;
+        return pod::stop(target, patience).await;
     }
     if target.sandbox.state() == SandboxState::Running {
         let _ = tokio::time::timeout(patience, hears(target)).await;
@@ -161,7 +165,7 @@ async fn stop_pod(target: &Target, patience: Duration) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adopt::tests::{record_of, sandbox_of};
+    use crate::adopt::tests::{added_of, record_of, sandbox_of};
 
     #[tokio::test]
     async fn a_kill_ends_a_sandbox_whose_guest_has_not_answered_a_restarted_daemon() {
@@ -173,6 +177,21 @@ mod tests {
         assert!(late.contains("does not answer yet") && !own.sandbox.is_stopping(), "{late}");
         send_signal(&own, kill).await.unwrap();
         assert!(own.sandbox.is_stopping());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stop_of_a_pods_container_waits_for_a_guest_that_has_not_answered_yet() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = record_of(SandboxState::Running);
+        record.pod = true;
+        record.added.push(added_of("one", SandboxState::Running));
+        let sandbox = sandbox_of(record, dir.path());
+        let container = sandbox.find_added("one").unwrap();
+        let (target, begun) = (Target { sandbox, container }, tokio::time::Instant::now());
+        let patience = Duration::from_secs(10);
+        stop(&target, patience).await.unwrap_err();
+        // The guest never answers: the time for its answer, and then the time of a kill.
+        assert!(begun.elapsed() >= patience + Duration::from_secs(30));
     }
 
     #[tokio::test]
