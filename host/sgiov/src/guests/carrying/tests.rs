@@ -313,6 +313,30 @@ fn a_tenant_pays_for_sleeps_while_the_carrier_falls_asleep() {
     assert!(sleeps() > before && rig.carrying.stalls.due().is_some());
 }
 
+/// A tenant is left out while its stream has turns. The carrier falls asleep.
+#[test]
+fn a_stream_that_is_left_out_is_not_touched_when_the_carrier_falls_asleep() {
+    let mut rig = Rig::new();
+    let [slow, other] = [(); 2].map(|()| Arena::new(Regions::shape(1)).unwrap());
+    let pause = Duration::from_millis(100);
+    let Ok(sleeps) = slipway_peer::testing::slow(slow.words(), pause) else {
+        eprintln!("skipped: it needs userfaultfd(2)");
+        return;
+    };
+    let sleeps = || sleeps.load(Ordering::Relaxed);
+    rig.join("slow", [&slow, &other]);
+    let tenants: Tenants = ["slow".into(), "slow".into()];
+    assert!(rig.carrying.stalls.charge(&tenants, Duration::from_secs(2)));
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(slow.file().unwrap(), mode, 0, slow.shape().bytes() as u64).unwrap();
+    let before = sleeps();
+    assert!(matches!(rig.carrying.rest(Instant::now()), Rest::Asleep(Some(_))));
+    assert_eq!(sleeps(), before);
+    let until = rig.carrying.stalls.due().unwrap();
+    rig.carrying.serve(until);
+    assert!(sleeps() > before, "it is served again");
+}
+
 /// A guest's memory is taken away while the carrier sleeps, which withdraws its request then.
 #[test]
 fn a_tenant_pays_for_sleeps_when_the_carrier_wakes() {
