@@ -61,6 +61,8 @@ struct Slot {
     waits: bool,
     /// The port stands still, or did so lately: [`StalledPorts`] says which.
     stalled: bool,
+    /// Frames were delivered in this turn, and the peer is not notified yet.
+    untold: bool,
     config: PortConfig,
     stats: PortStats,
     bucket: Option<Bucket>,
@@ -307,7 +309,7 @@ impl Switch {
         }
     }
 
-    /// Second pass: delivers each port's list, then notifies the ports' peers.
+    /// Second pass: delivers each port's list, then notifies the peers that got frames.
     fn deliver(&mut self) {
         let count = self.fan.len();
         for at in 0..count.min(PORT_AHEAD) {
@@ -331,7 +333,10 @@ impl Switch {
         fence(Ordering::SeqCst);
         for at in 0..count {
             let to = self.fan.port(at);
-            if let Some(slot) = self.slot_mut(to) {
+            // Frames for a stalled port were dropped: a look at its memory could sleep again.
+            if let Some(slot) = self.slot_mut(to)
+                && std::mem::take(&mut slot.untold)
+            {
                 slot.port.notify();
             }
             self.worked_on(to);
@@ -372,6 +377,7 @@ impl Switch {
             slot.stats.drop_out(Drop::Down, picks.len() as u64);
             return;
         }
+        slot.untold = true;
         let (port, max_frame) = (&mut *slot.port, slot.config.max_frame);
         let delivered = self.cutter.deliver(&self.burst, picks, port, max_frame);
         slot.stats.count_out(&delivered);

@@ -43,8 +43,8 @@ impl Switch {
         }
         let bucket = config.max_rate.map(Bucket::new);
         let (stats, impairment) = (PortStats::default(), None);
-        let (timed, waits, stalled) = (false, false, false);
-        let slot = Slot { port, timed, waits, stalled, config, stats, bucket, impairment };
+        let (timed, waits, stalled, untold) = (false, false, false, false);
+        let slot = Slot { port, timed, waits, stalled, untold, config, stats, bucket, impairment };
         if free == self.slots.len() {
             self.slots.push(None);
         }

@@ -136,7 +136,8 @@ impl Switch {
 #[cfg(test)]
 mod tests {
     use std::os::fd::{AsFd, OwnedFd};
-    use std::sync::atomic::Ordering;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use rustix::fs::{FallocateFlags, fallocate};
     use slipway_peer::testing::slow;
@@ -183,6 +184,10 @@ mod tests {
             Delivered { frames: picks.len() as u32, ..Delivered::default() }
         }
 
+        fn notify(&mut self) {
+            self.0.read(GOT * PAGE, &mut [0]).unwrap();
+        }
+
         fn arm(&mut self) -> bool {
             false
         }
@@ -193,6 +198,8 @@ mod tests {
         switch: Switch,
         peers: Vec<(OwnedFd, Span)>,
         begin: Instant,
+        /// How often the switch slept in the memory of [`Rig::sleep_twice`].
+        sleeps: Arc<AtomicUsize>,
     }
 
     impl Rig {
@@ -210,7 +217,8 @@ mod tests {
                 assert!(attached.is_ok_and(|index| index + 1 == u16::from(number)));
                 (file, memory)
             });
-            Self { switch, peers: peers.into(), begin: Instant::now() }
+            let sleeps = Arc::default();
+            Self { switch, peers: peers.into(), begin: Instant::now(), sleeps }
         }
 
         fn got(&mut self) -> [u64; 2] {
@@ -246,10 +254,11 @@ mod tests {
                 eprintln!("skipped: it needs userfaultfd(2)");
                 return None;
             };
+            self.sleeps = sleeps;
             let stalled = [1, 2].map(|number| {
                 self.take_away(peer, page);
                 assert_eq!(self.step(), (PortTurn::Done, [1, 1]));
-                assert_eq!(sleeps.load(Ordering::Relaxed), number);
+                assert_eq!(self.sleeps.load(Ordering::Relaxed), number);
                 self.stalled()
             });
             // A minute more, which is longer than a slow machine takes for the rest of a test.
@@ -288,6 +297,7 @@ mod tests {
         // The others are served meanwhile.
         rig.take_away(1, GOT);
         assert_eq!(rig.step(), (PortTurn::Done, [0, 1]));
+        assert_eq!(rig.sleeps.load(Ordering::Relaxed), 2, "its memory is not touched");
         let dropped: Vec<_> = rig.switch.stats(1).unwrap().causes_out().collect();
         assert_eq!(dropped, [("stalled", 1)]);
         rig.settle();

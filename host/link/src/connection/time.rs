@@ -13,6 +13,9 @@ use crate::stream::Phase;
 
 /// The idle time after which an empty FIFO gives up its memory.
 pub(super) const REST: Duration = Duration::from_secs(1);
+/// The time after which a turn releases no more memory of a connection. Shorter than any sleep that
+/// a tenant pays for, and longer than many releases without one.
+const TRIMS: Duration = Duration::from_millis(1);
 
 /// Time until the other side must have accepted or refused a stream, with connecting and the
 /// handshake. Less than a program waits for its engine: another engine that does not answer must
@@ -37,12 +40,7 @@ impl Connection {
             self.heard = now;
             return self.show_life(now, settings);
         }
-        while let Some((when, number)) = self.resting.front().copied()
-            && when <= now
-        {
-            self.resting.pop_front();
-            self.trim(number, now);
-        }
+        self.trim_due(now);
         if self.streams.is_empty() {
             return self.part(now, settings);
         }
@@ -104,6 +102,23 @@ impl Connection {
         !self.away && !self.leaving
     }
 
+    /// Releases memory of FIFOs that is due. After [`TRIMS`] the rest is left to the next turn,
+    /// which is due at once: each release can sleep in a program's memory, and the tenant is only
+    /// charged after the call.
+    fn trim_due(&mut self, now: Instant) {
+        let mut begun = None;
+        while let Some((when, number)) = self.resting.front().copied()
+            && when <= now
+        {
+            let begun: Instant = *begun.get_or_insert_with(Instant::now);
+            self.resting.pop_front();
+            self.trim(number, now);
+            if begun.elapsed() >= TRIMS {
+                break;
+            }
+        }
+    }
+
     fn trim(&mut self, number: u32, now: Instant) {
         let Some(stream) = self.streams.get_mut(&number) else { return };
         stream.resting = false;
@@ -149,5 +164,64 @@ impl Connection {
             .into_iter()
             .flatten()
             .min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fs::{FallocateFlags, fallocate};
+    use slipway_ring::cross::{Arena, Regions, Side};
+
+    use super::*;
+    use crate::logs::Logs;
+    use crate::stream::{End, Stream};
+
+    const FIFO: usize = 64 << 10;
+
+    /// Adds a stream with an arena to itself, whose memory is due to be released.
+    fn add_due(connection: &mut Connection, number: u32, now: Instant) -> Arena {
+        let arena = Arena::new(Regions::shape(1)).unwrap();
+        let regions: Arc<[AtomicU64]> = (0..Regions::WORDS).map(|_| AtomicU64::new(0)).collect();
+        let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let mut stream = Stream::new(Phase::Open, 0, FIFO as u32);
+        stream.attach(End { arena: arena.clone(), regions, number: 0, side: Side::One, bell });
+        assert_eq!(stream.push(&[1; FIFO], FIFO), Ok(true));
+        assert!(stream.has_more_than_a_page());
+        stream.resting = true;
+        connection.streams.insert(number, stream);
+        connection.resting.push_back((now, number));
+        arena
+    }
+
+    /// A program takes its arenas' pages away before they are released.
+    #[test]
+    fn a_turn_releases_no_more_after_a_release_that_slept() {
+        let (now, (socket, _other)) = (Instant::now(), UnixStream::pair().unwrap());
+        let settings = Settings::for_tests();
+        let mut connection = Connection::for_tests(socket.into(), &settings, now);
+        let slow = add_due(&mut connection, 2, now);
+        let _other = add_due(&mut connection, 4, now);
+        let pause = Duration::from_millis(20);
+        if slipway_peer::testing::slow(slow.words(), pause).is_err() {
+            eprintln!("skipped: it needs userfaultfd(2)");
+            return;
+        }
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(slow.file().unwrap(), mode, 0, slow.shape().bytes() as u64).unwrap();
+        let (mut events, mut logs) = (VecDeque::new(), Logs::new(now));
+        let (events, logs) = (&mut events, &mut logs);
+        let mut around = Around { now, settings: &settings, events, logs };
+        connection.tend(&mut around).unwrap();
+        let due: Vec<_> = connection.resting.iter().filter(|(when, _)| *when <= now).collect();
+        assert_eq!(due, [&(now, 4)]);
+        assert_eq!(connection.deadline(&settings), Some(now), "the next turn is due at once");
+        connection.tend(&mut around).unwrap();
+        assert!(connection.resting.iter().all(|(when, _)| *when > now));
     }
 }

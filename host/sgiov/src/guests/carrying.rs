@@ -332,10 +332,18 @@ impl Work for Carrying {
     }
 
     fn woken(&mut self, since: Option<Instant>) {
-        self.guests.values_mut().for_each(Guest::awake);
         if since.is_some() {
             self.stalls.woken();
         }
+        // A guest's memory may have been taken away while the carrier slept.
+        self.stalls.begin(Instant::now());
+        let Self { guests, stalls, log, .. } = self;
+        let mut charger = Charger { stalls, log };
+        for guest in guests.values_mut() {
+            guest.awake();
+            charger.charge(Some(&guest.tenants));
+        }
+        self.stalls.end();
         if since.is_some() && self.naps {
             self.stir_all(self.programs.pairs());
         }

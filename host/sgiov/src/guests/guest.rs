@@ -226,8 +226,8 @@ impl Guest {
         })
     }
 
-    /// Withdraws the request of [`Guest::sleep`], if there is one. The memory of a guest that is
-    /// left out is not touched.
+    /// Withdraws the request of [`Guest::sleep`], if there is one: a store to the guest's memory.
+    /// The memory of a guest that was not asked is not touched.
     pub fn awake(&mut self) {
         if let Some(channel) = &self.channel
             && std::mem::take(&mut self.is_asked_to_wake)

@@ -143,8 +143,8 @@ impl Pairs {
         }
     }
 
-    /// Arms the pairs that had no work in `turns` turns. They get no more turns until
-    /// [`Pairs::stir`].
+    /// Arms the pairs that had no work in `turns` turns, and leaves out those whose tenants are.
+    /// Armed pairs get no more turns until [`Pairs::stir`].
     pub fn arm(&mut self, turns: u8, guests: &GuestTable, charger: &mut Charger<'_>) {
         // The number of a pair that has ended may have been reused.
         self.hot.sort_unstable();
@@ -156,6 +156,11 @@ impl Pairs {
         let mut wished = Vec::with_capacity(idle.len());
         for number in idle {
             let Some(pair) = self.all.get_mut(number) else { continue };
+            // An earlier pair of the same tenants may have made the carrier sleep.
+            if is_left_out(pair, charger) {
+                self.leave_out(number);
+                continue;
+            }
             let to = if pair.wish(guests) { &mut wished } else { &mut hot };
             to.push(number);
             charger.charge(pair.tenants());
@@ -178,6 +183,10 @@ impl Pairs {
         let now = Instant::now();
         for number in wished {
             let Some(pair) = self.all.get_mut(number) else { continue };
+            if is_left_out(pair, charger) {
+                self.leave_out(number);
+                continue;
+            }
             pair.activity.idle = 0;
             let has_work = pair.settle(guests);
             charger.charge(pair.tenants());
@@ -219,8 +228,9 @@ impl Pairs {
             // Otherwise the number was reused for another pair.
             let resting = pair.activity.resting.filter(|(of, _)| *of == queued);
             let Some((_, since)) = resting else { continue };
-            if now.saturating_duration_since(since) < REST {
-                // The pair has worked meanwhile, so it is queued behind those that are due.
+            if now.saturating_duration_since(since) < REST || is_left_out(pair, charger) {
+                // The pair has worked meanwhile, or is not to be touched now: it is queued behind
+                // those that are due.
                 pair.activity.resting = Some((now, since));
                 self.resting.push_back((now, number));
                 continue;
@@ -232,5 +242,40 @@ impl Pairs {
             }
         }
         None
+    }
+}
+
+/// Returns whether a pair's tenants are left out.
+fn is_left_out(pair: &Pair, charger: &Charger<'_>) -> bool {
+    pair.tenants().is_some_and(|tenants| charger.is_left_out(tenants))
+}
+
+#[cfg(test)]
+mod tests {
+    use slipway_family::Stalls;
+    use slipway_sgiov_spec::function::Line;
+
+    use super::super::guest::Tenants;
+    use super::super::pair::{Answerer, EndOwner};
+    use super::*;
+    use crate::log::Log;
+
+    #[test]
+    fn a_pair_that_is_left_out_keeps_its_memory_and_its_place_in_the_queue() {
+        let tenants: Tenants = ["web".into(), "web".into()];
+        let Some(before) = Instant::now().checked_sub(REST) else { return };
+        let line = Line { arena: 0, stream: 0, side: 1 };
+        let end = || PairEnd::new(EndOwner::Guest { guest: 1, connection: 1, line });
+        let mut pair = Pair::new(end(), Answerer::Engine(0), before);
+        pair.open(end(), tenants.clone());
+        pair.activity.resting = Some((before, before));
+        let mut pairs = Pairs::default();
+        let number = pairs.insert(pair);
+        pairs.resting.push_back((before, number));
+        let (mut stalls, mut log) = (Stalls::<Tenants>::new(before), Log::default());
+        assert!(stalls.charge(&tenants, Duration::from_secs(2)));
+        let mut charger = Charger { stalls: &mut stalls, log: &mut log };
+        assert_eq!(pairs.trim(&GuestTable::new(), &mut charger), Some(REST));
+        assert!(pairs.all.get(number).is_some_and(|pair| pair.activity.resting.is_some()));
     }
 }

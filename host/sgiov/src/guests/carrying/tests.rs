@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, fallocate};
 use slipway_family::NewsReceiver;
 use slipway_pci::{FifoSink, Function as _, Interrupt};
-use slipway_ram::{Access, Lasting, Memory};
+use slipway_ram::{Access, DmaMap, Lasting, Memory, Permissions, Region};
 use slipway_reactor::Reactor;
 use slipway_ring::cross::{Arena, Own, Regions, Shape, Side, Stream};
 use slipway_sgiov_function::driver::{Direct, Driver, start};
@@ -49,11 +49,15 @@ impl Rig {
     /// Returns a guest that has started its function and sent its hello. Its address is
     /// 10.9.0.`number`.
     fn guest(&mut self, number: u32) -> Hostile {
+        self.guest_with(number, Memory::heap(3 * PIECE))
+    }
+
+    /// Returns such a guest with this memory.
+    fn guest_with(&mut self, number: u32, memory: Memory) -> Hostile {
         let listener = UnixListener::bind(self.dir.path().join(number.to_string())).unwrap();
         let handle = self.reactor.handle();
-        let (memory, waker) = ((None, None), Waker::noop().clone());
-        let (served, _) = serve(0, listener.into(), memory, waker, &handle).unwrap();
-        let memory = Memory::heap(3 * PIECE);
+        let waker = Waker::noop().clone();
+        let (served, _) = serve(0, listener.into(), (None, None), waker, &handle).unwrap();
         let interrupt = Interrupt::new(FifoSink::new(), 0);
         let parts = Parts { memory: memory.clone(), interrupt, peer: Waker::noop().clone() };
         let (device, peer) = Device::new(parts);
@@ -307,6 +311,59 @@ fn a_tenant_pays_for_sleeps_while_the_carrier_falls_asleep() {
     let before = sleeps();
     assert!(matches!(rig.carrying.rest(Instant::now()), Rest::Asleep(_)));
     assert!(sleeps() > before && rig.carrying.stalls.due().is_some());
+}
+
+/// A tenant is left out while its stream has turns. The carrier falls asleep.
+#[test]
+fn a_stream_that_is_left_out_is_not_touched_when_the_carrier_falls_asleep() {
+    let mut rig = Rig::new();
+    let [slow, other] = [(); 2].map(|()| Arena::new(Regions::shape(1)).unwrap());
+    let pause = Duration::from_millis(100);
+    let Ok(sleeps) = slipway_peer::testing::slow(slow.words(), pause) else {
+        eprintln!("skipped: it needs userfaultfd(2)");
+        return;
+    };
+    let sleeps = || sleeps.load(Ordering::Relaxed);
+    rig.join("slow", [&slow, &other]);
+    let tenants: Tenants = ["slow".into(), "slow".into()];
+    assert!(rig.carrying.stalls.charge(&tenants, Duration::from_secs(2)));
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(slow.file().unwrap(), mode, 0, slow.shape().bytes() as u64).unwrap();
+    let before = sleeps();
+    assert!(matches!(rig.carrying.rest(Instant::now()), Rest::Asleep(Some(_))));
+    assert_eq!(sleeps(), before);
+    let until = rig.carrying.stalls.due().unwrap();
+    rig.carrying.serve(until);
+    assert!(sleeps() > before, "it is served again");
+}
+
+/// A guest's memory is taken away while the carrier sleeps, which withdraws its request then.
+#[test]
+fn a_tenant_pays_for_sleeps_when_the_carrier_wakes() {
+    let mut rig = Rig::new();
+    let file = Lasting::new("slipway-test", 3 * PIECE).unwrap();
+    let len = 3 * PIECE as u64;
+    let region = Region::mapped(file.file().unwrap(), 0, len, Permissions::READ_WRITE).unwrap();
+    let mut map = DmaMap::new();
+    map.add(0, region).unwrap();
+    let guest = rig.guest_with(1, map.memory());
+    let control = piece(&guest.memory, 0);
+    let pause = Duration::from_millis(100);
+    let words = &control.words()[function::HOST_ASLEEP / 8..];
+    let Ok(sleeps) = slipway_peer::testing::slow(words, pause) else {
+        eprintln!("skipped: it needs userfaultfd(2)");
+        return;
+    };
+    // The first sleep is nobody's.
+    for is_charged in [false, true] {
+        assert!(matches!(rig.carrying.rest(Instant::now()), Rest::Asleep(_)));
+        let before = sleeps.load(Ordering::Relaxed);
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(file.file().unwrap(), mode, function::HOST_ASLEEP as u64, 4096).unwrap();
+        rig.carrying.woken(Some(Instant::now()));
+        assert_eq!(sleeps.load(Ordering::Relaxed), before + 1);
+        assert_eq!(rig.carrying.stalls.due().is_some(), is_charged);
+    }
 }
 
 /// A program makes its signals invalid and ends. The links' carrier finds that when the number of
