@@ -15,7 +15,7 @@ pub enum PodCommand {
     /// List pods and their containers
     Ps(PodPsArgs),
     /// Run one more command in a running container, POD/CONTAINER
-    Exec(ExecArgs),
+    Exec(Box<ExecArgs>),
     /// Remove pods, or containers of pods (POD/CONTAINER), that have ended
     Rm(RmArgs),
 }
