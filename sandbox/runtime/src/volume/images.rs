@@ -72,15 +72,37 @@ fn shared_size(space: &Space, most: u64) -> u64 {
     most.min(space.beyond(space.reserve())) / SHARED_UNIT * SHARED_UNIT
 }
 
-/// Makes a file with an empty ext4. Nobody finds an incomplete one at `path`: it is made beside it.
-/// If the daemon is killed meanwhile, that file goes with the sandbox's directory, or
-/// [`remove_unfinished`] removes it.
+/// Makes a file with an empty ext4, which replaces one that is there. Nobody finds an incomplete one
+/// at `path`: it is made beside it. If the daemon is killed meanwhile, that file goes with the
+/// sandbox's directory, or [`remove_unfinished`] removes it.
 fn make_ext4(path: &Path, size: u64, tables: &str) -> Result<()> {
+    make_beside(path, size, tables, |new| fs::rename(new, path))
+}
+
+/// Makes a file with an empty ext4 as [`make_ext4`] does, unless somebody else has made one at
+/// `path` meanwhile. That one stays, since a sandbox may be using it already: its disks are lost
+/// when the daemon restarts and finds another file there.
+fn make_ext4_once(path: &Path, size: u64, tables: &str) -> Result<()> {
+    make_beside(path, size, tables, |new| {
+        match fs::hard_link(new, path) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        fs::remove_file(new)
+    })
+}
+
+/// Makes a file with an empty ext4 beside `path`, and has `keep` put it there.
+fn make_beside(
+    path: &Path,
+    size: u64,
+    tables: &str,
+    keep: impl FnOnce(&Path) -> std::io::Result<()>,
+) -> Result<()> {
     let last = path.file_name().unwrap_or_default().to_string_lossy();
     let new = path.with_file_name(format!(".{last}.{}", name::new_id()));
     let made = sparse(&new, size).and_then(|()| format_ext4(&new, tables));
-    let kept =
-        made.and_then(|()| fs::rename(&new, path).map_err(Error::file("cannot create", path)));
+    let kept = made.and_then(|()| keep(&new).map_err(Error::file("cannot create", path)));
     if kept.is_err() {
         let _ = fs::remove_file(&new);
     }
@@ -108,7 +130,7 @@ fn volatile_template(cache: &Path, size: u64) -> Result<PathBuf> {
     // VMMs read other files of the cache, and nobody but the daemon this one.
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
     made.map_err(Error::file("cannot create", &dir))?;
-    make_ext4(&path, size, TABLES).map(|()| path)
+    make_ext4_once(&path, size, TABLES).map(|()| path)
 }
 
 /// Returns the path of the empty ext4 file system under a container's volatile layer: that of all
@@ -196,6 +218,22 @@ mod tests {
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
         assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
         assert_eq!(volatile_template(cache.path(), 8 << 20).unwrap(), path);
+    }
+
+    #[test]
+    fn of_two_starts_that_make_the_template_at_once_the_first_ones_stays() {
+        use std::os::unix::fs::MetadataExt;
+        let cache = tempfile::tempdir().unwrap();
+        let path = cache.path().join("8.ext4");
+        if let Err(Error::Tool { reason, .. }) = make_ext4_once(&path, 8 << 20, TABLES) {
+            println!("SKIPPED: of_two_starts_that_make_the_template_at_once: {reason}");
+            return;
+        }
+        let identity = || fs::metadata(&path).map(|file| (file.ino(), file.mtime_nsec())).unwrap();
+        let first = identity();
+        make_ext4_once(&path, 8 << 20, TABLES).unwrap();
+        assert_eq!(identity(), first);
+        assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 1, "nothing is left beside it");
     }
 
     #[test]
