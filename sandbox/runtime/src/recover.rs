@@ -237,7 +237,7 @@ impl Node {
 }
 
 /// Ends the input of a sandbox's container, and of the containers that an earlier daemon `left` in
-/// it, where some of it may be lost. No client has come back yet: what clients send follows the end.
+/// it, where some of it may be lost. No client has come back yet, so what clients send follows it.
 fn end_lost_input(sandbox: &Arc<Sandbox>, left: &[Arc<Container>]) {
     Target::own(Arc::clone(sandbox)).end_lost_input();
     for container in left {

@@ -22,8 +22,8 @@ pub(super) const SERVICE: &str = "containerd.runtime.sandbox.v1.Sandbox";
 /// The states of a sandbox, by the names of the CRI.
 const READY: &str = "SANDBOX_READY";
 const NOT_READY: &str = "SANDBOX_NOTREADY";
-/// The longest time that a sandbox may take to end after SIGKILL. The daemon gives killed containers
-/// 5 s, and then the guest and the release of what the sandbox held 65 s.
+/// The longest time that a sandbox may take to end after SIGKILL. The daemon gives killed
+/// containers 5 s, and then the guest and the release of what the sandbox held 65 s.
 const PATIENCE: Duration = Duration::from_secs(100);
 /// The number of times that the daemon may wait for the timeout of a stop: for a guest that has not
 /// answered it yet, and then for the containers.

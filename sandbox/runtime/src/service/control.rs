@@ -77,8 +77,8 @@ pub(super) async fn send_signal(target: &Target, signal: u32) -> Result<(), Erro
     Ok(())
 }
 
-/// Returns whether a sandbox has no agent that takes a signal, so that only all of it can be killed.
-/// A pod that runs takes no signal in any case.
+/// Returns whether a sandbox has no agent that takes a signal, so that only all of it can be
+/// killed. A pod that runs takes no signal in any case.
 fn has_no_agent(target: &Target) -> bool {
     let sandbox = &target.sandbox;
     match sandbox.state() {

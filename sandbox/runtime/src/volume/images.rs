@@ -72,8 +72,8 @@ fn shared_size(space: &Space, most: u64) -> u64 {
     most.min(space.beyond(space.reserve())) / SHARED_UNIT * SHARED_UNIT
 }
 
-/// Makes a file with an empty ext4, which replaces one that is there. Nobody finds an incomplete one
-/// at `path`: it is made beside it. If the daemon is killed meanwhile, that file goes with the
+/// Makes a file with an empty ext4, which replaces one that is there. Nobody finds an incomplete
+/// one at `path`: it is made beside it. If the daemon is killed meanwhile, that file goes with the
 /// sandbox's directory, or [`remove_unfinished`] removes it.
 fn make_ext4(path: &Path, size: u64, tables: &str) -> Result<()> {
     make_beside(path, size, tables, |new| fs::rename(new, path))
