@@ -84,9 +84,10 @@ fn make_ext4(path: &Path, size: u64, tables: &str) -> Result<()> {
 /// when the daemon restarts and finds another file there.
 fn make_ext4_once(path: &Path, size: u64, tables: &str) -> Result<()> {
     make_beside(path, size, tables, |new| {
-        match fs::hard_link(new, path) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
+        if let Err(error) = fs::hard_link(new, path)
+            && error.kind() != std::io::ErrorKind::AlreadyExists
+        {
+            return Err(error);
         }
         fs::remove_file(new)
     })
