@@ -154,11 +154,15 @@ def pipes():
 
 
 def refusals():
-    sock = socket.socket()
-    free = listener()
-    at = free.getsockname()
-    free.close()
+    def closed():
+        free = listener()
+        at = free.getsockname()
+        free.close()
+        return at
+    sock, at = socket.socket(), closed()
     print(attempt(sock.connect, at))
+    # An engine looks at a listener's socket, and must not have it open for longer than the program.
+    print({attempt(socket.socket().connect, closed()) for _ in range(300)})
     a, b = pair()
     print(attempt(a.connect, at), attempt(a.bind, at), attempt(a.listen), attempt(a.accept))
     print(attempt(b.send, b"x", socket.MSG_OOB) in ("EOPNOTSUPP", "ENOTSUP", 1))

@@ -37,14 +37,19 @@ struct SocketProbe {
     client: u32,
     number: u64,
     peer: Peer,
-    socket: Foreign,
+    /// `None` once it is closed.
+    socket: Option<Foreign>,
     found: Sender<ProofResult>,
     wake: Arc<OwnedFd>,
 }
 
 impl Drop for SocketProbe {
     fn drop(&mut self) {
-        let at = crate::peer::listens_at(self.socket.as_fd(), &self.peer);
+        let Some(socket) = self.socket.take() else { return };
+        let at = crate::peer::listens_at(socket.as_fd(), &self.peer);
+        // Closed before the answer, on this thread, which may wait: a program that closes its own
+        // socket after that has closed its port.
+        drop(socket.into_owned());
         let Self { client, number, .. } = *self;
         if self.found.send(ProofResult { client, number, at }).is_ok() {
             slipway_family::wake(&self.wake);
@@ -92,7 +97,7 @@ impl Broker {
             client: number,
             number: proofs.next,
             peer: client.peer.clone(),
-            socket,
+            socket: Some(socket),
             found: proofs.finds.clone(),
             wake: proofs.wake.clone(),
         });
