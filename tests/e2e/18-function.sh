@@ -19,7 +19,7 @@ command='case $PATH_INFO in
 esac
 echo "$REQUEST_METHOD $PATH_INFO $QUERY_STRING"; cat'
 # serve OPTION…: a server of the function f with at most three replicas in one sandbox. Its time limits are nobody's concern.
-# What the server before it said is gone, since that names the same function at another address.
+# The log of the server before it is removed, since it names the same function at another address.
 serve() {
     rm -f "$work/server"
     "$slipway" function serve --listen 127.0.0.1:0 --max-sandboxes 1 --replicas-per-sandbox 3 --queue 2 --from none \

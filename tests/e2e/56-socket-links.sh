@@ -183,7 +183,7 @@ end() {
 # engine NODE [LINKS]: another one in place of the one that is there.
 engine() {
     end "$1" 4790 TERM
-    # One that was killed has left it, and a program that finds nobody there starts an engine of its own.
+    # A killed engine leaves its socket, and a program to which nobody answers there starts an engine of its own.
     rm -f "socket$1.sock"
     ip netns exec "node$1" slipway socket engine --socket "socket$1.sock" --policy "policy$1.toml" --links "${2:-links$1.toml}" \
         2>"engine$1.log" &

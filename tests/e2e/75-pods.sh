@@ -375,7 +375,7 @@ rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
 start_daemon
 wait_until 60 gone || fail "after the next daemon's start: $("$slipway" ps) $(c task ls) $(explain)"
 for id in inner late; do c container delete $id || fail "container delete: $(explain)"; done
-# What has ended is no sandbox that runs, and its group goes a moment later.
+# `ps --quiet` does not list a sandbox that has ended, whose group is removed a moment later.
 without_parents() {
     local parent
     for parent in "${parents[@]}"; do [ ! -d "$parent" ] || rmdir "$parent" || return; done

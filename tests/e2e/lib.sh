@@ -153,7 +153,7 @@ vmms() {
     done
 }
 
-# Whether a control group has a process, or is removed.
+# has_process_or_gone GROUP: true if the control group has a process, or is removed.
 has_process_or_gone() { read -r _ <"$1/cgroup.procs" || [ ! -d "$1" ]; }
 
 # Control groups of sandboxes, but those with a process in them that is no VMM of this node's, those of another

@@ -29,8 +29,9 @@ impl Foreign {
     }
 
     /// Returns the descriptor as one that any thread may close. Only for a file whose last close
-    /// never waits, whatever the peer does with its own descriptors of it: an eventfd
-    /// ([`is_eventfd`](crate::is_eventfd)).
+    /// never waits, whatever the peer does with its own descriptors of it, such as an eventfd
+    /// ([`is_eventfd`](crate::is_eventfd)); or for a thread that may wait for this peer, such as
+    /// those of its bin.
     pub fn into_owned(self) -> OwnedFd {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is never dropped or used again, so its descriptor has one owner; the bin

@@ -304,6 +304,14 @@ mod tests {
         assert!(stalls.debts.is_empty());
     }
 
+    /// Keeps the processor for so long.
+    fn work(time: Duration) {
+        let begun = Instant::now();
+        while begun.elapsed() < time {
+            std::hint::spin_loop();
+        }
+    }
+
     /// Another task of the thread sleeps, or the reactor without work.
     #[test]
     fn a_sleep_between_two_turns_is_nobodys() {
@@ -311,11 +319,8 @@ mod tests {
         stalls.begin_after_others(Instant::now());
         stalls.end();
         sleep();
-        let begun = Instant::now();
-        stalls.begin_after_others(begun);
-        while begun.elapsed() < LEAST {
-            std::hint::spin_loop();
-        }
+        stalls.begin_after_others(Instant::now());
+        work(LEAST);
         stalls.end();
         assert!(!stalls.is_alert());
         stalls.begin_after_others(Instant::now());
@@ -331,11 +336,8 @@ mod tests {
         stalls.end();
         sleep();
         stalls.woken();
-        let begun = Instant::now();
-        stalls.begin(begun);
-        while begun.elapsed() < SLEEP {
-            std::hint::spin_loop();
-        }
+        stalls.begin(Instant::now());
+        work(SLEEP);
         stalls.end();
         assert!(!stalls.is_alert());
     }

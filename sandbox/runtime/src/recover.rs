@@ -197,7 +197,7 @@ impl Node {
                 Ok(running) => return self.enter_adopted(sandbox, running, left).await,
                 Err(error) => error,
             };
-            // One that was asked to end has ended as others that are killed, and is not lost.
+            // A sandbox that was asked to end counts as killed, not as lost.
             if matches!(error, Error::Stopped) {
                 life::end_life(&self, &sandbox, Err(error)).await;
                 sandbox.close_outputs();

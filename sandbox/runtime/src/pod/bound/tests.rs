@@ -40,7 +40,7 @@ fn regions_are_whole_units_with_room_for_the_limit() {
     let regions = of_new(&fork).unwrap();
     assert_eq!(regions, of_new(&asked(100)).unwrap(), "its template has them, too");
     assert_eq!((regions.most_limit(), BoundMemory::default().most_limit()), (124 * MIB, 0));
-    // Who asks for the largest limit has the same regions.
+    // A request for the largest limit gets the same regions.
     assert_eq!(of_new(&asked(124)).unwrap(), regions);
     let grows = RunSpec { max_memory_bytes: 1, ..asked(1) };
     assert!(refused(grows).contains("and --max-memory"));
