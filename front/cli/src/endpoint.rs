@@ -89,7 +89,7 @@ async fn find(
     let found = get(plane, &sandbox.id).await?;
     found.with_context(|| {
         let sandbox_v1::Sandbox { name, state, .. } = &sandbox;
-        format!("sandbox {name} is {state} and has no endpoint: only one that runs has")
+        format!("sandbox {name} is {state} and has no endpoint now")
     })
 }
 
@@ -122,14 +122,11 @@ async fn remove(node: &NodeArgs, config: &Config, plane: &mut PlaneClient, id: &
         Err(status) if status.code() == tonic::Code::NotFound => {
             let name = sandbox(node, config, id).await?.name;
             bail!(
-                "\"{id}\" is a sandbox and no endpoint's id: its endpoint goes with it (`slipway rm \
-                 --force {name}`), and `slipway endpoint detach {name} DISK` takes a disk from it"
+                "\"{id}\" is a sandbox and no endpoint's id: its endpoint goes with it (`slipway \
+                 rm --force {name}`); `slipway endpoint detach {name} DISK` takes a disk away"
             )
         }
-        removed => {
-            removed.map_err(refused)?;
-            Ok(())
-        }
+        removed => removed.map(drop).map_err(refused),
     }
 }
 

@@ -91,7 +91,8 @@ pub struct RunArgs {
     pub sysctl: Vec<SysctlArg>,
     /// Write the start, stage by stage, to a file whose name ends in .svg, as a picture, or in
     /// .json, as data
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, value_parser = timeline_file)]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath,
+          value_parser = timeline_file)]
     pub timeline: Option<PathBuf>,
     /// When to fetch the image
     #[arg(long, value_enum, default_value_t = Pull::Missing)]

@@ -23,7 +23,7 @@ use super::subjects;
 use crate::args::{DensityArgs, DensityEngine, NodeArgs, Pull, Switched};
 use crate::client::{answer, connect, connect_plane, connect_templates};
 use crate::image;
-use crate::out::OWN_FAILURE;
+use crate::out::FAILURE;
 use crate::size::CpuCount;
 
 /// Measures, or shows an earlier report.
@@ -33,7 +33,7 @@ pub fn density(node: &NodeArgs, config: &Config, args: &DensityArgs) -> Result<i
         let image = args.image.as_deref().context("which image")?;
         measure(node, config, args, image, &is_left)
     })?;
-    if is_left.get() { Ok(OWN_FAILURE) } else { reports::complete(&report) }
+    if is_left.get() { Ok(FAILURE) } else { reports::complete(&report) }
 }
 
 /// The view of these reports.
