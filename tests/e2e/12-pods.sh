@@ -54,7 +54,7 @@ print(socket.create_connection((\"127.0.0.1\", 7000)).recv(9).decode())" | grep 
 wait "$server" || fail "the server in a failed"
 [ "$(in_pod a 'ps ax | grep -c "[s]leep 1000"')" = 1 ] || fail "a sees processes of b"
 [ "$(in_pod b 'cat /sys/fs/cgroup/memory.max')" = 67108864 ] || fail "b has another limit"
-s update pod/b --memory 96M >/dev/null || fail "update: $(explain)"
+[ "$(s update pod/b --memory 96M)" = pod/b ] || fail "update: $(explain)"
 [ "$(in_pod b 'cat /sys/fs/cgroup/memory.max')" = 100663296 ] || fail "an update did not change b's limit"
 ok "containers share network, IPC, host name and /dev/shm, and neither root nor processes"
 
@@ -158,6 +158,7 @@ refused 'no sandbox' exec pod/none -- true
 refused 'no sandbox' run --pod none "$image" -- true
 refused 'has a container a already' run --pod pod --name a "$image" -- true
 refused 'cannot have' run --pod pod --network none "$image" -- true
+refused 'has whole CPUs' pod create half --cpus 0.5
 refused 'cannot have' run --pod pod --max-cpus 2 "$image" -- true
 refused 'is no name' run --pod pod --name 'a/b' "$image" -- true
 refused 'slipway stop' rm pod/a
@@ -194,6 +195,9 @@ out=$(s run --pod room --rm --cpus 2 "$image" -- sh -c 'nproc; cut -d " " -f 1 /
 wait_until 60 has_cpus 1 || fail "after its end: $(s ps; explain)"
 s run -d --pod room --name one --cpus 1 "$image" -- sleep 1000 >/dev/null && s run -d --pod room --name two --cpus 2 "$image" -- sleep 1000 >/dev/null || fail "one, two: $(explain)"
 has_cpus 3 || fail "limits of three CPUs together: $(s ps; explain)"
+s update room/one --cpus 0.5 >/dev/null || fail "half a CPU: $(explain)"
+[ "$(s exec room/one cut -d ' ' -f 1 /sys/fs/cgroup/cpu.max)" = 50000 ] || fail "the limit is not half a CPU: $(explain)"
+s update room/one --cpus 1 >/dev/null && has_cpus 3 || fail "a CPU again: $(s ps; explain)"
 [ "$(s run --pod room --rm --cpus 8 "$image" -- nproc)" = 3 ] || fail "a limit beyond the room: $(explain)"
 end_daemon KILL
 start_daemon

@@ -16,13 +16,20 @@ truncate -s 64M "$work/shared.img"
 for name in one two; do
     "$slipway" run -d --name "$name" --privileged "$image" -- sleep 100000 >/dev/null || fail "run $name"
 done
-one=$(id_of one) two=$(id_of two)
+one=$(id_of one)
 
 nsid=$("$slipway" endpoint attach "$one" shared) || fail "attach"
-[ "$("$slipway" endpoint attach "$two" shared:ro --nsid "$nsid")" = "$nsid" ] || fail "attach read-only"
+[ "$("$slipway" endpoint attach two shared:ro --nsid "$nsid")" = "$nsid" ] || fail "attach read-only"
 for name in one two; do
     wait_until 30 has_sectors "$name" "$nsid" 131072 || fail "no /dev/nvme0n$nsid in $name: $(in_guest "$name" ls /sys/class/block)"
 done
+"$slipway" endpoint inspect two | python3 -c 'import json, sys
+sys.exit(not any(one["disk"] == "shared" and one["read_only"] for one in json.load(sys.stdin)[0]["namespaces"]))' ||
+    fail "endpoint inspect: $("$slipway" endpoint inspect two)"
+"$slipway" endpoint rm two 2>"$work/err" && fail "a sandbox lost its endpoint"
+grep -q '"two" is a sandbox and no endpoint' "$work/err" || fail "endpoint rm: $(cat "$work/err")"
+"$slipway" endpoint attach nobody shared 2>"$work/err" && fail "nobody has a disk"
+grep -q 'there is no endpoint "nobody".*there is no sandbox "nobody"' "$work/err" || fail "endpoint attach: $(cat "$work/err")"
 ok "a disk appears in two running guests as /dev/nvme0n$nsid"
 
 d=/dev/nvme0n$nsid
@@ -51,7 +58,7 @@ wait "$load"
 gone() { in_guest "$1" sh -c "! test -e /sys/class/block/nvme0n$nsid"; }
 wait_until 30 gone one || fail "the disk does not go from one"
 has_sectors two "$nsid" 262144 || fail "it went from two as well"
-"$slipway" endpoint detach "$two" "$nsid" >/dev/null || fail "detach by number"
+"$slipway" endpoint detach two "$nsid" >/dev/null || fail "detach by number"
 wait_until 30 gone two || fail "the disk does not go from two"
 in_guest one true && in_guest two true || fail "a guest is stuck"
 ok "it vanishes from one guest under load and from the other after"

@@ -84,8 +84,8 @@ done
 impair --loss 100%
 probe 4 56 1
 [ "$answers" = 0 ] || fail "everything is lost, and $answers of 4 answered"
-counted() { case $("$slipway" port stats) in *"received loss"*) ;; *) false ;; esac; }
-wait_until 20 counted || fail "port stats: $("$slipway" port stats)"
+counted() { case $("$slipway" port stats w) in *"received loss"*) ;; *) false ;; esac; }
+wait_until 20 counted || fail "port stats: $("$slipway" port stats w; "$slipway" port stats)"
 impair --rate 80kbit --burst 2000
 probe 10 1400 120
 { [ "$answers" = 10 ] && [ "$spread" -ge 1000 ]; } || fail "10 kB/s: $answers of 10 within $spread ms"
@@ -127,6 +127,7 @@ ok "a trace counts and shows headers"
 refuses 'there is no port "nobody"' impair nobody --loss 1%
 refuses 'there is no port "nobody"' capture nobody -w "$work/b.pcapng"
 [ -e "$work/b.pcapng" ] && fail "a capture of nobody made a file"
+refuses 'there is no port "nobody", and no network of that name is in use: give a network (in use: default)' stats nobody
 refuses 'there is no switch "red"' impair red/w --loss 1%
 refuses 'a rate of 0' impair w --rate 0bit
 refuses 'a jitter can be as large as the delay' impair w --delay 1ms --jitter 2ms

@@ -49,6 +49,8 @@ json.dump({"imageLayoutVersion": "1.0.0"}, open(f"{root}/oci-layout", "w"))
 P
 refuses 'digest' image import "oci:$work/oci:corrupt"
 refuses 'riscv64' image import "oci:$work/oci:foreign"
+refuses 'read /no/such: no such file' image import layers:/no/such nothing:1
+[ "$(grep -oi 'no such file' "$work/err" | wc -l)" = 1 ] || fail "a cause is told twice: $(cat "$work/err")"
 python3 - "$work/many.erofs" <<'P'
 # 4,000 names of one file with 64 shared attributes of 1,000 bytes, each of which makes a file of its own.
 import struct, sys
@@ -89,9 +91,29 @@ refuses 'tty' run -t "$image" true
 refuses 'whose port of the host' run --count 2 --publish 19000:80 "$image" true
 refuses 'whose port of the host' fork nobody --count 2 --publish 19000:80
 refuses 'no sandbox' logs nobody
+refuses '0.5 CPUs: a sandbox or a pod has whole CPUs' run --cpus 0.5 no-such-image:1 true
+refuses '"x y" is no host name' run --hostname 'x y' "$image" true
+refuses 'has to end in .svg, for a picture, or in .json' run --timeline "$work/t.txt" "$image" true
 refuses 'signal' kill --signal NOPE nobody
 "$slipway" run -d --name taken "$image" -- sleep 100000 >/dev/null || fail "run"
 refuses 'taken.*which runs; .*rm --force' run --name taken "$image" true
+# ends STATUS ARGUMENTS…: a command that prints nothing but an error, and ends with this status.
+ends() {
+    local want=$1 status; shift
+    "$slipway" "$@" >"$work/out" 2>"$work/err" </dev/null; status=$?
+    [ "$status" = "$want" ] && [ ! -s "$work/out" ] && [ -s "$work/err" ] ||
+        fail "$*: status $status: $(cat "$work/out" "$work/err")"
+}
+for command in inspect logs wait stop stats 'stats --json' 'port stats' 'endpoint inspect' 'pod ps' 'update --cpus 2' \
+    'inspect --live' 'port inspect' 'disk rm' 'snapshot inspect' 'vf inspect' 'network inspect'; do
+    # shellcheck disable=SC2086 # A command may have an option.
+    ends 1 $command nobody
+done
+ends 125 exec nobody true
+ends 125 attach nobody
+ends 125 run --pull never no-such-image:1
+ends 2 run --no-such-option
+ok "status 1 of a failure, 125 of a command that has a container's status, 2 of wrong usage"
 refuses 'nosuchprog' run -d --name never "$image" nosuchprog
 "$slipway" logs never >"$work/out" 2>"$work/err" || fail "logs of a container that never ran"
 grep -q 'never failed: .*nosuchprog' "$work/err" || fail "logs does not say why: $(cat "$work/err")"

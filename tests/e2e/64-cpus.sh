@@ -13,7 +13,7 @@ refused() {
     local status
     timeout 300 "$slipway" update "${@:2}" >"$work/out" 2>"$work/err"
     status=$?
-    [ "$status" = 125 ] || [ "$status" = 2 ] || fail "update ${*:2}: status $status, $(cat "$work/out" "$work/err")"
+    [ "$status" = 1 ] || [ "$status" = 2 ] || fail "update ${*:2}: status $status, $(cat "$work/out" "$work/err")"
     grep -qE "$1" "$work/err" || fail "update ${*:2} says: $(cat "$work/err")"
     ok "update ${*:2} -> $status, $(grep -m 1 . "$work/err")"
 }
@@ -49,8 +49,9 @@ for round in 1 2; do
 done
 ok "a second CPU came, ran a process and went, twice"
 
-refused '0 is not in 1\.\.=64' web --cpus 0
-refused 'many' web --cpus many
+refused '"0" is no number of CPUs' web --cpus 0
+refused '"many" is no number of CPUs' web --cpus many
+refused '0.5 CPUs: a sandbox or a pod has whole CPUs' web --cpus 0.5
 refused 'web: at most 2; `slipway run --max-cpus`' web --cpus 3
 refused 'no sandbox' nobody --cpus 2
 refused 'cpus' web

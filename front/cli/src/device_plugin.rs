@@ -1,11 +1,12 @@
 //! `slipway device-plugin`: functions of pools for Kubernetes. `slipway_device_plugin` is
 //! all that serves.
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use slipway_device_plugin::{Device, Devices, QUIET, Settings, Sockets, list, resource, serve};
 use slipway_runtime::Config;
 
 use crate::args::DevicePluginArgs;
+use crate::out::FAILURE;
 use crate::spec::socket_engine;
 use crate::table::table;
 
@@ -23,6 +24,14 @@ pub async fn device_plugin(config: &Config, args: &DevicePluginArgs) -> Result<i
         match serve(settings).await? {}
     }
     let devices = list(&settings).await?;
+    let missing = missing(&args.pools, &devices);
+    for name in &missing {
+        crate::complain(&anyhow!("there is no pool \"{name}\"; `slipway vf ls` lists pools"));
+    }
+    let status = if missing.is_empty() { 0 } else { FAILURE };
+    if devices.is_empty() && status != 0 {
+        return Ok(status);
+    }
     if args.json {
         crate::out::json(&as_json(&devices))?;
     } else {
@@ -30,7 +39,12 @@ pub async fn device_plugin(config: &Config, args: &DevicePluginArgs) -> Result<i
         let header = ["RESOURCE", "FUNCTIONS", "HEALTHY", "READY"];
         crate::out::print(format_args!("{}", table(header, &rows)));
     }
-    Ok(0)
+    Ok(status)
+}
+
+/// Returns the pools that were named and have no devices.
+fn missing<'a>(named: &'a [String], devices: &Devices) -> Vec<&'a String> {
+    named.iter().filter(|name| !devices.contains_key(*name)).collect()
 }
 
 /// Returns the node's socket functions for pods, if its settings have some.
@@ -85,5 +99,7 @@ mod tests {
         assert_eq!(json[0]["resource"], "slipway.dev/fast");
         assert_eq!(json[0]["functions"][1]["healthy"], true);
         assert_eq!(json[0]["functions"][2]["ready"], false);
+        let named = ["fast", "nosuch"].map(str::to_owned);
+        assert_eq!(missing(&named, &devices), ["nosuch"]);
     }
 }

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use slipway_plane_api::v1;
 use slipway_plane_api::v1::nvme_controller::DoorbellMode;
-use slipway_runtime::Config;
+use slipway_plane_api::{PlaneClient, v1};
+use slipway_runtime::{Config, v1 as sandbox_v1};
 
 use crate::args::{EndpointArgs, EndpointCommand, LimitArgs, NodeArgs};
-use crate::client::{answer, connect_plane, refused};
+use crate::client::{answer, connect, connect_plane, refused};
+use crate::manage::named;
+use crate::out::FAILURE;
 use crate::size::show;
 use crate::table;
 
@@ -27,7 +29,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &EndpointCommand
         }
         EndpointCommand::Attach { endpoint, disk, nsid } => {
             let request = v1::AttachDiskRequest {
-                endpoint_id: endpoint.clone(),
+                endpoint_id: find(node, config, &mut plane, endpoint).await?.id,
                 disk: Some(disk.disk()),
                 nsid: nsid.unwrap_or(0),
             };
@@ -35,24 +37,97 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &EndpointCommand
         }
         EndpointCommand::Limit { endpoint, limits } => {
             let limits = limits_of(limits)?.unwrap_or_default();
-            let (endpoint_id, limits) = (endpoint.clone(), Some(limits));
-            let request = v1::LimitEndpointRequest { endpoint_id, limits };
+            let endpoint_id = find(node, config, &mut plane, endpoint).await?.id;
+            let request = v1::LimitEndpointRequest { endpoint_id, limits: Some(limits) };
             plane.limit_endpoint(request).await.map_err(refused)?;
             crate::say!("{endpoint}");
         }
         EndpointCommand::Detach { endpoint, disk } => {
-            plane.detach_disk(detach(endpoint, disk)).await.map_err(refused)?;
+            let found = find(node, config, &mut plane, endpoint).await?;
+            plane.detach_disk(detach(&found.id, disk)).await.map_err(refused)?;
             crate::say!("{disk}");
         }
         EndpointCommand::Rm { ids } => {
+            let mut status = 0;
             for id in ids {
-                let request = v1::RemoveEndpointRequest { id: id.clone() };
-                plane.remove_endpoint(request).await.map_err(refused)?;
-                crate::say!("{id}");
+                match remove(node, config, &mut plane, id).await {
+                    Ok(()) => crate::say!("{id}"),
+                    Err(error) => {
+                        crate::complain(&error);
+                        status = FAILURE;
+                    }
+                }
             }
+            return Ok(status);
+        }
+        EndpointCommand::Inspect { endpoints, .. } => {
+            let mut all = Vec::new();
+            for name in endpoints {
+                all.push(as_json(&find(node, config, &mut plane, name).await?));
+            }
+            crate::out::json(&all)?;
         }
     }
     Ok(0)
+}
+
+/// Returns the endpoint with the id `name` or, if there is none, that of the sandbox which is named
+/// so.
+///
+/// # Errors
+/// There is neither, or the sandbox has no endpoint now.
+async fn find(
+    node: &NodeArgs,
+    config: &Config,
+    plane: &mut PlaneClient,
+    name: &str,
+) -> Result<v1::Endpoint> {
+    if let Some(endpoint) = get(plane, name).await? {
+        return Ok(endpoint);
+    }
+    let sandbox = sandbox(node, config, name).await?;
+    let found = get(plane, &sandbox.id).await?;
+    found.with_context(|| {
+        let sandbox_v1::Sandbox { name, state, .. } = &sandbox;
+        format!("sandbox {name} is {state} and has no endpoint now")
+    })
+}
+
+/// Returns the endpoint with this id, or `None` if there is none.
+async fn get(plane: &mut PlaneClient, id: &str) -> Result<Option<v1::Endpoint>> {
+    match plane.get_endpoint(v1::GetEndpointRequest { id: id.to_owned() }).await {
+        Ok(endpoint) => Ok(Some(endpoint.into_inner())),
+        Err(status) if status.code() == tonic::Code::NotFound => Ok(None),
+        Err(status) => Err(refused(status)),
+    }
+}
+
+/// Returns the sandbox named `name`, which is no endpoint's id.
+async fn sandbox(node: &NodeArgs, config: &Config, name: &str) -> Result<sandbox_v1::Sandbox> {
+    let mut sandboxes = connect(node, config).await?;
+    let reply = answer(sandboxes.inspect(named(name)).await);
+    let reply = reply.with_context(|| {
+        format!("there is no endpoint \"{name}\" (`slipway endpoint ls` lists them)")
+    })?;
+    Ok(reply.sandbox.unwrap_or_default())
+}
+
+/// Removes the endpoint with this id.
+///
+/// # Errors
+/// There is none; the error says so if a sandbox has the name.
+async fn remove(node: &NodeArgs, config: &Config, plane: &mut PlaneClient, id: &str) -> Result<()> {
+    let request = v1::RemoveEndpointRequest { id: id.to_owned() };
+    match plane.remove_endpoint(request).await {
+        Err(status) if status.code() == tonic::Code::NotFound => {
+            let name = sandbox(node, config, id).await?.name;
+            bail!(
+                "\"{id}\" is a sandbox and no endpoint's id: its endpoint goes with it (`slipway \
+                 rm --force {name}`); `slipway endpoint detach {name} DISK` takes a disk away"
+            )
+        }
+        removed => removed.map(drop).map_err(refused),
+    }
 }
 
 fn request(args: &EndpointArgs) -> Result<v1::CreateEndpointRequest> {

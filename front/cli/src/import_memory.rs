@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::out::OWN_FAILURE;
+use crate::out::FAILURE;
 
 /// The most private memory of an importer, bytes. An image at its limit takes 2 GiB of it, vectors
 /// that grow by doubling 0.6 GiB more, the windows of three decompressors 0.4, and the names of a
@@ -53,7 +53,7 @@ fn check(memory: *mut u8) -> *mut u8 {
         let _ = rustix::io::write(stderr, MESSAGE);
         // SAFETY: the call has no requirements. No handler and no destructor runs, any of which
         // could need memory.
-        unsafe { libc::_exit(OWN_FAILURE) }
+        unsafe { libc::_exit(FAILURE) }
     }
     memory
 }

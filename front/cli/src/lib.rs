@@ -68,26 +68,39 @@ use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser};
 use slipway_runtime::Config;
 
-use crate::args::{BenchCli, BenchCommand, Cli, Command};
-use crate::out::{OWN_FAILURE, complain, draw};
+use crate::args::{BenchCli, BenchCommand, Cli, Command, PodCommand, SocketCommand};
+use crate::out::{FAILURE, OWN_FAILURE, complain, draw};
 
 /// Runs the program `slipway`, and ends it.
 pub fn slipway() -> ! {
     let cli = Cli::try_parse().unwrap_or_else(|error| end_usage(&error));
-    end(dispatch(&cli))
+    end(dispatch(&cli), failure(&cli.command))
 }
 
 /// Runs the program `slipway-bench`, and ends it.
 pub fn slipway_bench() -> ! {
     let cli = BenchCli::try_parse().unwrap_or_else(|error| end_usage(&error));
-    end(measure(&cli))
+    end(measure(&cli), FAILURE)
 }
 
-/// Ends the program after its command.
-fn end(outcome: Result<i32>) -> ! {
+/// Returns the exit status of a command that failed. One whose status is otherwise that of what it
+/// runs has a status of its own for that, as docker has.
+fn failure(command: &Command) -> i32 {
+    match command {
+        Command::Run(_) | Command::Exec(_) | Command::Attach(_) | Command::Fork(_) => OWN_FAILURE,
+        Command::Pod(PodCommand::Create(_) | PodCommand::Run(_) | PodCommand::Exec(_)) => {
+            OWN_FAILURE
+        }
+        Command::Socket(SocketCommand::Run(_)) => OWN_FAILURE,
+        _ => FAILURE,
+    }
+}
+
+/// Ends the program after its command, with status `failure` if that has failed.
+fn end(outcome: Result<i32>, failure: i32) -> ! {
     let status = outcome.unwrap_or_else(|error| {
         complain(&error);
-        OWN_FAILURE
+        failure
     });
     // A normal return would wait for threads that read a terminal.
     std::process::exit(status);
@@ -312,6 +325,18 @@ mod tests {
         }
         assert!(usage_error("slipway pod run p --pod q image").contains("cannot be used with"));
         assert!(usage_error("slipway run --share-processes image").contains("--pod"));
+    }
+
+    #[test]
+    fn only_what_runs_something_has_a_failure_of_its_own() {
+        let of = |words: &str| failure(&Cli::try_parse_from(words.split(' ')).unwrap().command);
+        for words in ["run image", "exec web true", "attach web", "fork web", "pod exec p/a true"] {
+            assert_eq!(of(&format!("slipway {words}")), 125, "{words}");
+        }
+        for words in ["ps", "inspect web", "logs web", "stats web", "update web --cpus 2", "pod ps"]
+        {
+            assert_eq!(of(&format!("slipway {words}")), 1, "{words}");
+        }
     }
 
     /// Returns the commands below `command` that show something and have no flag `--json`.

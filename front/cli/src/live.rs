@@ -5,7 +5,7 @@
 
 mod show;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde::Serialize;
 use slipway_plane::views::{EndpointView, LivePart, PlacedSwitch, ReactorView};
 use slipway_plane_api::{PlaneClient, v1};
@@ -64,7 +64,8 @@ pub async fn inspect(node: &NodeArgs, config: &Config, args: &InspectArgs) -> Re
         true => gather(&mut plane, Vec::new(), &mut live).await?,
         false => {
             for one in &named {
-                gather(&mut plane, one.ids.clone(), &mut live).await?;
+                let gathered = gather(&mut plane, one.ids.clone(), &mut live).await;
+                gathered.with_context(|| format!("\"{}\" has no live objects", one.name))?;
             }
         }
     }

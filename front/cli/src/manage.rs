@@ -10,6 +10,7 @@ use slipway_runtime::{Config, SandboxClient, v1};
 
 use crate::args::{InspectArgs, KillArgs, NamesArg, PauseArgs, RmArgs, StopArgs, UpdateArgs};
 use crate::client::{Lost, answer, next_daemon, refused};
+use crate::size::CpuCount;
 use crate::table::printable;
 use crate::{keeper, spec};
 
@@ -156,7 +157,7 @@ pub async fn inspect(mut client: SandboxClient, args: &InspectArgs) -> Result<i3
 
 /// Runs `slipway update`.
 pub async fn update(mut client: SandboxClient, args: &UpdateArgs) -> Result<i32> {
-    let reply = answer(client.update(update_request(args)).await)?;
+    let reply = answer(client.update(update_request(args)?).await)?;
     let v1::UpdateReply { sandbox, given_back_bytes, kept } = reply;
     let sandbox = sandbox.unwrap_or_default();
     if given_back_bytes > 0 {
@@ -169,22 +170,27 @@ pub async fn update(mut client: SandboxClient, args: &UpdateArgs) -> Result<i32>
     if args.json {
         crate::out::json(&listing::json(&sandbox))?;
     } else {
-        crate::say!("{}", sandbox.name);
+        // A container of a pod was changed if the name is POD/CONTAINER, and not the sandbox.
+        crate::say!("{}", args.name);
     }
     Ok(0)
 }
 
 /// Returns the request for a sandbox's CPUs and memory, or for a container's limits if the name is
 /// POD/CONTAINER.
-fn update_request(args: &UpdateArgs) -> v1::UpdateRequest {
-    let (name, cpus) = (args.name.clone(), args.cpus.unwrap_or(0));
+///
+/// # Errors
+/// A part of a CPU for a sandbox.
+fn update_request(args: &UpdateArgs) -> Result<v1::UpdateRequest> {
+    let name = args.name.clone();
     if !name.contains('/') {
+        let cpus = args.cpus.map(CpuCount::whole).transpose()?.unwrap_or(0);
         // 0 stands for "no change", so an explicit 0 becomes 1, which is refused.
         let memory_bytes = args.memory.map_or(0, |bytes| bytes.max(1));
-        return v1::UpdateRequest { name, cpus, memory_bytes, ..Default::default() };
+        return Ok(v1::UpdateRequest { name, cpus, memory_bytes, ..Default::default() });
     }
     let resources = Some(spec::resources(args.memory, args.cpus));
-    v1::UpdateRequest { name, resources, ..Default::default() }
+    Ok(v1::UpdateRequest { name, resources, ..Default::default() })
 }
 
 #[cfg(test)]
@@ -203,5 +209,21 @@ mod tests {
         let all = || Vec::from(states.map(sandbox));
         assert_eq!(removable(all(), false), ["is-exited", "is-failed", "is-lost"]);
         assert_eq!(removable(all(), true).len(), states.len());
+    }
+
+    #[test]
+    fn a_container_of_a_pod_is_given_a_part_of_a_cpu_and_a_sandbox_is_not() {
+        let request = |name: &str, cpus: &str| {
+            update_request(&UpdateArgs {
+                cpus: crate::size::parse_cpus(cpus).ok(),
+                memory: None,
+                json: false,
+                name: name.to_owned(),
+            })
+        };
+        assert_eq!(request("web", "2").unwrap().cpus, 2);
+        let container = request("web/one", "0.5").unwrap();
+        assert_eq!(container.resources.map(|limits| limits.cpu_quota_us), Some(50_000));
+        assert!(request("web", "0.5").unwrap_err().to_string().contains("has whole CPUs"));
     }
 }

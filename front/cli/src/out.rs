@@ -5,7 +5,10 @@
 //! There are two exceptions: what this program draws itself ([`draw`]), and the output of
 //! containers (`run`, `exec`, `attach`, `logs`), which is passed on byte by byte.
 
-/// The exit status of `run` if Slipway, not the container, failed.
+/// The exit status of a command that failed.
+pub const FAILURE: i32 = 1;
+/// The exit status of a command that ends with a container's or a program's, as `run` does, if
+/// Slipway failed and not that.
 pub const OWN_FAILURE: i32 = 125;
 
 /// Prints to standard output, with every control character but line breaks and tabs escaped. If the
@@ -24,7 +27,7 @@ pub fn draw(text: std::fmt::Arguments<'_>) {
         if !left {
             eprintln!("slipway: cannot write the output: {error}");
         }
-        std::process::exit(if left { 0 } else { OWN_FAILURE });
+        std::process::exit(if left { 0 } else { FAILURE });
     }
 }
 
@@ -41,8 +44,24 @@ pub fn complain(error: &anyhow::Error) {
 
 /// Formats an error and its causes as one printable line of bounded length.
 fn error_line(error: &anyhow::Error) -> String {
-    let text = format!("{error:#}").trim_end().replace('\n', " ");
+    let text = told_once(error).trim_end().replace('\n', " ");
     slipway_printable::line(&text, slipway_printable::MESSAGE)
+}
+
+/// Formats an error and its causes. A cause that the text of the error above it has already, as
+/// that of a file's error has, is left out.
+fn told_once(error: &anyhow::Error) -> String {
+    let mut above = error.to_string();
+    let mut all = above.clone();
+    for cause in error.chain().skip(1) {
+        let cause = cause.to_string();
+        if !above.contains(&cause) {
+            all.push_str(": ");
+            all.push_str(&cause);
+        }
+        above = cause;
+    }
+    all
 }
 
 /// Prints a line on standard output.
@@ -66,5 +85,16 @@ mod tests {
         assert!(line.chars().all(slipway_printable::is_printable), "{line:?}");
         let endless = error_line(&anyhow::anyhow!("{}", "x".repeat(1 << 20)));
         assert!(endless.chars().count() <= slipway_printable::MESSAGE);
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = || std::io::Error::from(std::io::ErrorKind::NotFound);
+        let (action, path) = ("read", std::path::PathBuf::from("/no/such"));
+        let error = slipway_image::Error::Io { action, path, source: cause() };
+        let once = format!("read /no/such: {}", cause());
+        assert_eq!(error_line(&anyhow::Error::new(error)), once);
+        let error = anyhow::Error::new(cause()).context("cannot read x").context("no image");
+        assert_eq!(error_line(&error), format!("no image: cannot read x: {}", cause()));
     }
 }

@@ -24,7 +24,6 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &PodCommand) -> 
 }
 
 async fn create(node: &NodeArgs, config: &Config, args: &PodCreateArgs) -> Result<i32> {
-    let client = connect(node, config).await?;
     let (template, boots) = spec::beginning(args.from.as_deref());
     let asked = v1::RunSpec {
         name: args.name.clone().unwrap_or_default(),
@@ -39,6 +38,7 @@ async fn create(node: &NodeArgs, config: &Config, args: &PodCreateArgs) -> Resul
         bound_memory_bytes: args.bind_memory.map_or(0, |bytes| bytes.max(1)),
         ..spec::machine(&args.machine, &args.network, &config.run_dir)?
     };
+    let client = connect(node, config).await?;
     let wishes = SessionSettings { stdin: false, tty: false };
     let spinner = progress::stage_spinner(1);
     let start = run::start(client, asked, wishes, &mut Plain, spinner).await?;

@@ -1,7 +1,7 @@
 //! `slipway port`: manages the ports of switches, with their traffic, and memory ports for
 //! programs.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use anyhow::{Result, bail};
 use slipway_plane_api::{network_v1, v1};
@@ -28,15 +28,27 @@ impl Port {
     fn shown(&self) -> String {
         self.sandbox.as_ref().unwrap_or(&self.port.name).clone()
     }
+
+    /// Returns whether `wanted` refers to this port.
+    fn is(&self, wanted: &v1::PortReference) -> bool {
+        (wanted.switch.is_empty() || wanted.switch == self.network)
+            && (self.port.name == wanted.port || self.port.index.to_string() == wanted.port)
+    }
+
+    /// Returns whether an interface of the sandbox with this name is at the port.
+    fn is_of(&self, sandbox: &str) -> bool {
+        let rest = self.sandbox.as_ref().and_then(|name| name.strip_prefix(sandbox));
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
+    }
 }
 
 /// Runs `slipway port …`.
 pub async fn command(node: &NodeArgs, config: &Config, command: &PortCommand) -> Result<i32> {
-    let (network, json, is_list) = match command {
+    let (only, json, is_list) = match command {
         PortCommand::Create(args) => return create(node, config, args).await,
         PortCommand::Rm { names } => return remove(node, config, names).await,
-        PortCommand::Ls { network, json } => (network, json, true),
-        PortCommand::Stats { network, json } => (network, json, false),
+        PortCommand::Ls { only, json } => (only, json, true),
+        PortCommand::Stats { only, json } => (only, json, false),
         PortCommand::Impair(args) => return port_tools::impair(node, config, args).await,
         PortCommand::Capture(args) => return port_tools::capture(node, config, args).await,
         PortCommand::Trace(args) => return port_tools::trace(node, config, args).await,
@@ -44,11 +56,9 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &PortCommand) ->
         PortCommand::Set(wanted) => return set(node, config, wanted).await,
     };
     let mut ports = all(node, config).await?;
-    if let Some(name) = network {
-        ports.retain(|port| port.network == *name);
-        if ports.is_empty() {
-            bail!("no network \"{name}\" is in use; `slipway network ls` lists networks");
-        }
+    if let Some(name) = only {
+        let wanted = port_tools::reference(node, config, name).await?;
+        ports = chosen(ports, name, &wanted)?;
     }
     if *json {
         crate::out::json(&ports.iter().map(as_json).collect::<Vec<_>>())?;
@@ -62,6 +72,37 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &PortCommand) ->
         crate::out::print(format_args!("{}", table(header, &rows)));
     }
     Ok(0)
+}
+
+/// Returns the ports of the network `name` or, if no network in use has that name, the port that
+/// is named so, which is `wanted`. Of a sandbox with several interfaces, all of its ports are.
+///
+/// # Errors
+/// There is neither; the error names the networks that are in use.
+fn chosen(ports: Vec<Port>, name: &str, wanted: &v1::PortReference) -> Result<Vec<Port>> {
+    /// The most networks that the error names.
+    const NAMED: usize = 8;
+    let networks: BTreeSet<String> = ports.iter().map(|port| port.network.clone()).collect();
+    let is_network = networks.contains(name);
+    let is_chosen = |port: &Port| match is_network {
+        true => port.network == name,
+        false => port.is(wanted) || port.is_of(name),
+    };
+    let found: Vec<Port> = ports.into_iter().filter(is_chosen).collect();
+    if found.is_empty() {
+        let first: Vec<_> = networks.iter().take(NAMED).map(String::as_str).collect();
+        let (first, more) = (first.join(", "), networks.len() > NAMED);
+        let networks = match (first.as_str(), more) {
+            ("", _) => "none".to_owned(),
+            (first, true) => format!("{first}, …"),
+            (first, false) => first.to_owned(),
+        };
+        bail!(
+            "there is no port \"{name}\", and no network of that name is in use: give a network \
+             (in use: {networks}), or a port or sandbox as `slipway port ls` lists them"
+        );
+    }
+    Ok(found)
 }
 
 async fn create(node: &NodeArgs, config: &Config, args: &PortArgs) -> Result<i32> {
@@ -116,11 +157,7 @@ async fn inspect(node: &NodeArgs, config: &Config, names: &[String]) -> Result<i
     let mut found = Vec::new();
     for name in names {
         let wanted = port_tools::reference(node, config, name).await?;
-        let is = |one: &&Port| {
-            (wanted.switch.is_empty() || wanted.switch == one.network)
-                && (one.port.name == wanted.port || one.port.index.to_string() == wanted.port)
-        };
-        let Some(port) = ports.iter().find(is) else {
+        let Some(port) = ports.iter().find(|port| port.is(&wanted)) else {
             bail!("there is no port \"{name}\"; `slipway port ls` lists ports");
         };
         found.push(as_json(port));
@@ -314,5 +351,42 @@ mod tests {
         one.port.peer_mac = "02:00:00:00:00:01".into();
         assert_eq!(as_json(&one)["peer_mac"], "02:00:00:00:00:01");
         assert_eq!(settings(&one.port), "translates 02:00:00:00:00:01");
+    }
+
+    #[test]
+    fn ports_are_chosen_by_a_network_a_sandbox_or_their_own_name() {
+        let port = |network: &str, index: u32, name: &str, sandbox: Option<&str>| Port {
+            network: network.into(),
+            port: v1::SwitchPort { index, name: name.into(), ..Default::default() },
+            sandbox: sandbox.map(str::to_owned),
+        };
+        let all = || {
+            vec![
+                port("red", 1, "1.net", Some("web")),
+                port("blue", 1, "1.net1", Some("web:net1")),
+                port("blue", 2, "memory:m", None),
+                port("blue", 3, "2.net", Some("webber")),
+            ]
+        };
+        let found = |name: &str, function: &str| {
+            let (switch, port) = function.split_once('/').unwrap_or(("", function));
+            let wanted = v1::PortReference { switch: switch.into(), port: port.into() };
+            let chosen = chosen(all(), name, &wanted).map_err(|error| error.to_string())?;
+            Ok::<_, String>(chosen.iter().map(|one| one.port.name.clone()).collect::<Vec<_>>())
+        };
+        assert_eq!(found("blue", "blue").unwrap(), ["1.net1", "memory:m", "2.net"]);
+        assert_eq!(found("web", "1.net").unwrap(), ["1.net", "1.net1"]);
+        assert_eq!(found("web:net1", "1.net1").unwrap(), ["1.net1"]);
+        assert_eq!(found("memory:m", "memory:m").unwrap(), ["memory:m"]);
+        assert_eq!(found("1", "1").unwrap(), ["1.net", "1.net1"]);
+        assert_eq!(found("blue/1", "blue/1").unwrap(), ["1.net1"]);
+        let error = found("nosuch", "nosuch").unwrap_err();
+        assert!(
+            error.contains("no port \"nosuch\"") && error.contains("in use: blue, red)"),
+            "{error}"
+        );
+        let wanted = v1::PortReference::default();
+        let error = chosen(Vec::new(), "red", &wanted).err().unwrap().to_string();
+        assert!(error.contains("in use: none"), "{error}");
     }
 }

@@ -61,6 +61,10 @@ fn check(args: &RunArgs) -> Result<()> {
     if args.count > 1 && args.network.network_namespace.is_some() {
         bail!("--count and --network-namespace do not go together: whose interface would it be?");
     }
+    if let (None, Some(cpus)) = (&args.pod, args.machine.cpus) {
+        // Said before an image is fetched.
+        cpus.whole()?;
+    }
     check_ports(args.count, &args.network.publish)
 }
 

@@ -1,5 +1,6 @@
-//! Parses and formats the quantities of the command line: sizes, times, rates, fractions, VLANs and
-//! block sizes. The error of each parser is a line for the user, which quotes the text.
+//! Parses and formats the quantities of the command line: sizes, times, rates, fractions, CPUs,
+//! lines, VLANs and block sizes. The error of each parser is a line for the user, which quotes the
+//! text.
 
 use std::time::Duration;
 
@@ -78,6 +79,75 @@ pub fn parse_fraction(text: &str) -> Result<f64, String> {
         fraction @ 0.0..=1.0 => Ok(fraction),
         _ => Err(format!("\"{text}\" is not within 0% and 100%")),
     }
+}
+
+/// A number of CPUs: of a sandbox whole ones, of a container of a pod the CPU time that it may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuCount {
+    /// Thousandths of a CPU, 10 to 64,000.
+    thousandths: u32,
+}
+
+impl CpuCount {
+    /// Returns the number of a sandbox's virtual CPUs.
+    ///
+    /// # Errors
+    /// A number that is not whole.
+    pub fn whole(self) -> anyhow::Result<u32> {
+        anyhow::ensure!(
+            self.thousandths.is_multiple_of(1000),
+            "{self} CPUs: a sandbox or a pod has whole CPUs, 1 to 64; a container of a pod can \
+             have a part of one (`slipway run --pod POD --cpus {self}`, `slipway update \
+             POD/CONTAINER --cpus {self}`)"
+        );
+        Ok(self.thousandths / 1000)
+    }
+
+    /// Returns the CPU time of a container in a period of 100 ms, microseconds.
+    pub fn quota_us(self) -> u64 {
+        u64::from(self.thousandths) * 100
+    }
+}
+
+impl std::fmt::Display for CpuCount {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", f64::from(self.thousandths) / 1000.0)
+    }
+}
+
+/// Reads a number of CPUs, from 0.01 to 64: "2", "0.5". Digits behind the third decimal place are
+/// rounded.
+pub fn parse_cpus(text: &str) -> Result<CpuCount, String> {
+    let wrong = || {
+        format!(
+            "\"{text}\" is no number of CPUs: 1 to 64, or a part of one, from 0.01, for a \
+             container of a pod"
+        )
+    };
+    let number: f64 = text.parse().map_err(|_| wrong())?;
+    match number {
+        0.01..=64.0 => Ok(CpuCount { thousandths: (number * 1000.0).round() as u32 }),
+        _ => Err(wrong()),
+    }
+}
+
+/// Reads a number of whole CPUs, 1 to 64.
+pub fn parse_whole_cpus(text: &str) -> Result<u32, String> {
+    let whole = text.parse::<u32>().ok().filter(|cpus| (1..=64).contains(cpus));
+    whole.ok_or_else(|| format!("\"{text}\" is no number of whole CPUs, 1 to 64"))
+}
+
+/// The last lines of a log, or all of them (`None`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tail(pub Option<u64>);
+
+/// Reads a number of lines, or "all".
+pub fn parse_tail(text: &str) -> Result<Tail, String> {
+    if text == "all" {
+        return Ok(Tail(None));
+    }
+    let lines = text.parse().map_err(|_| format!("\"{text}\" is no number of lines, nor all"))?;
+    Ok(Tail(Some(lines)))
 }
 
 /// The highest rate in bytes per second, or `None` without a limit.
@@ -184,6 +254,33 @@ mod tests {
         assert_eq!(parse_fraction("100%"), Ok(1.0));
         for bad in ["", "%", "101%", "1.1", "-1%", "nan", "inf"] {
             assert!(parse_fraction(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_sandbox_has_whole_cpus_and_a_container_of_a_pod_any_part() {
+        let cpus = |text: &str| parse_cpus(text).unwrap();
+        assert_eq!((cpus("2").whole().unwrap(), cpus("2").quota_us()), (2, 200_000));
+        assert_eq!((cpus("64.0").whole().unwrap(), cpus("0.01").quota_us()), (64, 1000));
+        assert_eq!((cpus("0.5").quota_us(), cpus("1.25").quota_us()), (50_000, 125_000));
+        assert_eq!((cpus("0.5").to_string(), cpus("3").to_string()), ("0.5".into(), "3".into()));
+        let error = cpus("0.5").whole().unwrap_err().to_string();
+        assert!(error.starts_with("0.5 CPUs: a sandbox or a pod has whole CPUs"), "{error}");
+        assert!(error.contains("update POD/CONTAINER --cpus 0.5"), "{error}");
+        for bad in ["", "0", "many", "-1", "0.001", "65", "64.1", "nan", "inf"] {
+            assert!(parse_cpus(bad).unwrap_err().contains("no number of CPUs"), "{bad}");
+        }
+        assert_eq!(parse_whole_cpus("64"), Ok(64));
+        for bad in ["", "0", "0.5", "65"] {
+            assert!(parse_whole_cpus(bad).unwrap_err().contains("whole CPUs"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn lines_of_a_log() {
+        assert_eq!((parse_tail("all"), parse_tail("0")), (Ok(Tail(None)), Ok(Tail(Some(0)))));
+        for bad in ["", "-1", "some", "1.5"] {
+            assert!(parse_tail(bad).is_err(), "{bad}");
         }
     }
 

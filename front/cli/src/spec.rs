@@ -7,6 +7,7 @@ use slipway_runtime::v1;
 
 use crate::args::{MachineArgs, NetworkArgs, ProcessArgs, RunArgs, Switched};
 use crate::session::terminal_size;
+use crate::size::CpuCount;
 use crate::{copy, security, volume};
 
 /// The word of `--from` for no template.
@@ -76,17 +77,18 @@ pub fn beginning(from: Option<&str>) -> (String, bool) {
 }
 
 /// Returns the limits of a container of a pod: memory in bytes, and the CPUs whose time it may use.
-pub fn resources(memory: Option<u64>, cpus: Option<u32>) -> v1::Resources {
-    /// CPU time of one CPU in the period of a limit, microseconds.
-    const CPU_US: u64 = 100_000;
+pub fn resources(memory: Option<u64>, cpus: Option<CpuCount>) -> v1::Resources {
     v1::Resources {
         memory_bytes: memory.unwrap_or(0),
-        cpu_quota_us: u64::from(cpus.unwrap_or(0)) * CPU_US,
+        cpu_quota_us: cpus.map_or(0, CpuCount::quota_us),
         ..Default::default()
     }
 }
 
 /// Returns the specification of a sandbox that has this machine and network, and no container yet.
+///
+/// # Errors
+/// The CPUs are not whole, or a path is malformed.
 pub fn machine(
     machine: &MachineArgs,
     network: &NetworkArgs,
@@ -110,7 +112,7 @@ pub fn machine(
         memory_bytes: memory.map_or(0, |bytes| bytes.max(1)),
         max_memory_bytes: max_memory.map_or(0, |bytes| bytes.max(1)),
         layers_bytes: layers.map_or(0, |bytes| bytes.max(1)),
-        cpus: cpus.unwrap_or(0),
+        cpus: cpus.map(CpuCount::whole).transpose()?.unwrap_or(0),
         max_cpus: max_cpus.unwrap_or(0),
         free_page_reporting: free_page_reporting.map(Switched::is_on),
         kernel: kernel.unwrap_or_default(),
@@ -273,8 +275,10 @@ mod tests {
 
     #[test]
     fn limits_of_a_pods_container_are_the_guests() {
-        let both = resources(Some(64 << 20), Some(2));
+        let cpus = |text: &str| crate::size::parse_cpus(text).ok();
+        let both = resources(Some(64 << 20), cpus("2"));
         assert_eq!((both.memory_bytes, both.cpu_quota_us), (64 << 20, 200_000));
+        assert_eq!(resources(None, cpus("0.5")).cpu_quota_us, 50_000);
         assert_eq!(resources(None, None), v1::Resources::default());
     }
 

@@ -23,7 +23,7 @@ use slipway_runtime::{SandboxClient, v1};
 use crate::args::StatsArgs;
 use crate::client::refused;
 use crate::manage::{list, named, runs};
-use crate::out::OWN_FAILURE;
+use crate::out::FAILURE;
 use crate::size::show;
 use crate::table::table;
 
@@ -39,10 +39,13 @@ const HEADER: [&str; 8] = [
     "WRITTEN",
 ];
 
-/// Runs `slipway stats`.
+/// Runs `slipway stats`. Returns the exit status: 1 if a sandbox that was named has no figures.
 pub async fn stats(mut client: SandboxClient, args: &StatsArgs) -> Result<i32> {
     loop {
         let rows = measure(&mut client, &args.names).await?;
+        if is_refused(&args.names, rows.len()) {
+            return Ok(FAILURE);
+        }
         if args.json {
             crate::out::json(&rows.iter().map(stats_json).collect::<Vec<_>>())?;
         } else {
@@ -54,10 +57,15 @@ pub async fn stats(mut client: SandboxClient, args: &StatsArgs) -> Result<i32> {
             crate::out::print(format_args!("{}", table(HEADER, &rows)));
         }
         if !args.follow {
-            return Ok(if rows.len() < args.names.len() { OWN_FAILURE } else { 0 });
+            return Ok(if rows.len() < args.names.len() { FAILURE } else { 0 });
         }
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
+}
+
+/// Returns whether sandboxes were named and none of them has figures: their errors say all.
+fn is_refused(names: &[String], rows: usize) -> bool {
+    rows == 0 && !names.is_empty()
 }
 
 async fn measure(
@@ -128,6 +136,12 @@ fn stats_json((name, stats): &(String, v1::StatsReply)) -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_empty_table_is_of_a_node_where_nothing_runs() {
+        let names = ["nosuch".to_owned()];
+        assert!(is_refused(&names, 0) && !is_refused(&names, 1) && !is_refused(&[], 0));
+    }
 
     #[test]
     fn root_layers_are_shown_with_their_bound() {

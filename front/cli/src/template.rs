@@ -31,12 +31,12 @@ async fn create(node: &NodeArgs, config: &Config, args: &TemplateCreateArgs) -> 
     if let Some(image) = &args.container.image {
         return container::create(node, config, args, image).await;
     }
-    let mut client = connect_templates(node, config).await?;
     let machine = v1::RunSpec {
         // 0 stands for "not given", so an explicit 0 becomes 1.
         bound_memory_bytes: args.bind_memory.map_or(0, |bytes| bytes.max(1)),
         ..spec::machine(&args.machine, &args.network, &config.run_dir)?
     };
+    let mut client = connect_templates(node, config).await?;
     let (name, mtu) = (args.name.clone(), args.mtu.unwrap_or(0));
     let request = v1::CreateTemplateRequest { name, machine: Some(machine), mtu };
     let spinner = progress::waiting("booting a machine to save it");

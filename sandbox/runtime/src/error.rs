@@ -3,7 +3,8 @@
 //! A new error is a variant of `Error` whose text says what is wrong and, after a semicolon, the
 //! next step; text of a guest or a VMM is cut and made printable (`slipway_printable::line`).
 //! `code` gives it the gRPC code, by which callers decide: the list of codes of each call is in
-//! `sandbox.proto`. The CLI prints the text as it is and ends with status 125 (`out::OWN_FAILURE`).
+//! `sandbox.proto`. The CLI prints the text as it is and ends with status 1, or 125 where a
+//! container's status is that of the command (`failure` of `front/cli/src/lib.rs`).
 //! `front/shim` passes on the text. `tests/e2e/50-bad-input.sh` holds lines that users see.
 
 use std::path::PathBuf;

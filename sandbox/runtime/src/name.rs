@@ -45,6 +45,27 @@ pub fn check(name: &str) -> Result<()> {
     check_length(name, "sandbox", 63)
 }
 
+/// Checks a host name by RFC 1123 (section 2.1): labels of letters, digits and '-', of at most 63
+/// characters, none of which begins or ends with '-', with dots between them. It has at most 64
+/// characters in all, since Linux keeps no more (sethostname(2)).
+///
+/// # Errors
+/// [`Error::Invalid`] if the name is not valid.
+pub fn check_host(name: &str) -> Result<()> {
+    let is_label = |label: &str| {
+        let ends = !label.starts_with('-') && !label.ends_with('-');
+        let all = label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        ends && all && (1..=63).contains(&label.len())
+    };
+    if name.len() <= 64 && name.split('.').all(is_label) {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "\"{name}\" is no host name: labels of 1 to 63 letters, digits or '-', neither beginning \
+         nor ending with '-', with dots between them; at most 64 characters in all"
+    )))
+}
+
 /// Checks the name of a container of a pod, since it becomes part of paths. Ids of containers that
 /// orchestrators choose have 64 digits and more.
 ///
@@ -103,6 +124,20 @@ mod tests {
     fn names_that_would_leave_a_directory_are_refused() {
         for bad in ["", ".", "..", "a/b", "-a", "a b", "ä", &"x".repeat(64)] {
             assert!(check(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn host_names_are_those_of_rfc_1123() {
+        let long = format!("{}.a", "x".repeat(62));
+        for good in ["a", "web-1", "3com", "WEB.example.org", &"x".repeat(63), &long] {
+            check_host(good).unwrap();
+        }
+        let longer = format!("{}.ab", "x".repeat(62));
+        let label = "x".repeat(64);
+        for bad in ["", "x y", "-a", "a-", "a..b", ".a", "a.", "a_b", "ä", "a\n", &label, &longer]
+        {
+            assert!(check_host(bad).is_err(), "{bad:?}");
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueHint};
 
+use super::AlwaysJson;
 use super::disk::DiskArg;
 use crate::size::{parse_block_size, parse_duration, parse_size};
 
@@ -18,9 +19,10 @@ pub enum EndpointCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Give an endpoint, or a sandbox by its id, one more disk while it runs
+    /// Give an endpoint, or a sandbox, one more disk while it runs
     Attach {
-        /// Id of the endpoint
+        /// Endpoint by its id, or sandbox by its name, id, or the beginning of its id
+        #[arg(value_name = "ENDPOINT|SANDBOX")]
         endpoint: String,
         /// Name of a disk, with ":ro" behind it to refuse writes; or a disk of its own, as --disk
         /// of `endpoint create` takes it
@@ -32,24 +34,34 @@ pub enum EndpointCommand {
     },
     /// Limit an endpoint's I/O from now on; without options, lift its limits
     Limit {
-        /// Id of the endpoint
+        /// Endpoint by its id, or sandbox by its name, id, or the beginning of its id
+        #[arg(value_name = "ENDPOINT|SANDBOX")]
         endpoint: String,
         #[command(flatten)]
         limits: LimitArgs,
     },
     /// Take a disk away from an endpoint; what it is working on ends first
     Detach {
-        /// Id of the endpoint
+        /// Endpoint by its id, or sandbox by its name, id, or the beginning of its id
+        #[arg(value_name = "ENDPOINT|SANDBOX")]
         endpoint: String,
         /// Name of a disk, or number of a namespace
         #[arg(value_name = "DISK")]
         disk: String,
     },
-    /// Disconnect clients and remove endpoints
+    /// Disconnect clients and remove endpoints; that of a sandbox goes with the sandbox
     Rm {
-        /// Ids
+        /// Ids of endpoints
         #[arg(required = true)]
         ids: Vec<String>,
+    },
+    /// Print all that is known of endpoints, as JSON
+    Inspect {
+        /// Endpoints by their ids, or sandboxes by their names, ids, or the beginnings of ids
+        #[arg(required = true, value_name = "ENDPOINT|SANDBOX")]
+        endpoints: Vec<String>,
+        #[command(flatten)]
+        json: AlwaysJson,
     },
 }
 

@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 
 use super::LazyArg;
-use crate::size::parse_size;
+use crate::size::{CpuCount, Tail, parse_cpus, parse_size, parse_tail};
 
 #[derive(Debug, Args)]
 pub struct PsArgs {
@@ -28,9 +28,9 @@ pub struct LogsArgs {
     /// Go on as it writes, until it ends
     #[arg(short, long)]
     pub follow: bool,
-    /// Only the last N lines
-    #[arg(short = 'n', long, value_name = "N")]
-    pub tail: Option<u64>,
+    /// Only the last N lines; "all" is as without this option
+    #[arg(short = 'n', long, value_name = "N|all", value_parser = parse_tail)]
+    pub tail: Option<Tail>,
     /// Put the time before each line
     #[arg(short, long)]
     pub timestamps: bool,
@@ -78,11 +78,10 @@ pub struct InspectArgs {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
 pub struct UpdateArgs {
-    /// Virtual CPUs: from the number that it began with to its --max-cpus. Of a container of a pod:
-    /// the CPUs whose time it may use
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64),
-          group = "change")]
-    pub cpus: Option<u32>,
+    /// Virtual CPUs, whole ones: from the number that it began with to its --max-cpus. Of a
+    /// container of a pod: the CPUs whose time it may use, also a part of one, as 0.5
+    #[arg(long, value_name = "N", value_parser = parse_cpus, group = "change")]
+    pub cpus: Option<CpuCount>,
     /// Memory, as 512M or 2G: from what it began with to its --max-memory, in blocks of 2 MiB or
     /// more; what its programs use cannot be taken away. Of a container of a pod: its limit, for
     /// which the pod's memory grows, as far as there is room, and shrinks

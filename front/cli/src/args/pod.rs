@@ -2,6 +2,7 @@
 
 use clap::{Args, Subcommand};
 
+use super::run::host_name;
 use super::{ExecArgs, MachineArgs, NetworkArgs, RmArgs, RunArgs};
 use crate::size::parse_size;
 
@@ -42,8 +43,9 @@ pub struct PodCreateArgs {
     /// slipway-vmm only [default: containers share the pod's memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "max_memory")]
     pub bind_memory: Option<u64>,
-    /// Host name in the pod [default: the pod's name]
-    #[arg(long)]
+    /// Host name in the pod: labels of letters, digits and '-', with dots between them, 64
+    /// characters at most [default: the pod's name]
+    #[arg(long, value_name = "NAME", value_parser = host_name)]
     pub hostname: Option<String>,
     /// Label, key=value
     #[arg(short, long, value_name = "KEY=VALUE")]

@@ -51,16 +51,20 @@ pub enum PortCommand {
     },
     /// List ports with their addresses
     Ls {
-        /// Only of this network
-        network: Option<String>,
+        /// Only of this network, or only this port: a sandbox, or a name or number as the list
+        /// prints it; NETWORK/PORT if it is in several
+        #[arg(value_name = "NETWORK|PORT")]
+        only: Option<String>,
         /// As JSON
         #[arg(long)]
         json: bool,
     },
     /// Print what passed each port, and what was dropped and why
     Stats {
-        /// Only of this network
-        network: Option<String>,
+        /// Only of this network, or only this port: a sandbox, or a name or number as `port ls`
+        /// prints it; NETWORK/PORT if it is in several
+        #[arg(value_name = "NETWORK|PORT")]
+        only: Option<String>,
         /// As JSON
         #[arg(long)]
         json: bool,

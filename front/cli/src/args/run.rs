@@ -1,12 +1,13 @@
 //! Arguments of the commands that run processes in sandboxes.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum, ValueHint};
 
 use super::{NetworkArgs, SecurityArgs, Switched, SysctlArg};
 use crate::copy::CopyArg;
-use crate::size::parse_size;
+use crate::size::{CpuCount, parse_cpus, parse_size, parse_whole_cpus};
 use crate::volume::VolumeArg;
 
 #[derive(Clone, Debug, Args)]
@@ -45,8 +46,9 @@ pub struct RunArgs {
     pub process: ProcessArgs,
     #[command(flatten)]
     pub network: NetworkArgs,
-    /// Host name in the container [default: the sandbox's name]
-    #[arg(long)]
+    /// Host name in the container: labels of letters, digits and '-', with dots between them, 64
+    /// characters at most [default: the sandbox's name]
+    #[arg(long, value_name = "NAME", value_parser = host_name)]
     pub hostname: Option<String>,
     /// Program instead of the image's entry point; "" removes it
     #[arg(long, value_name = "PROGRAM")]
@@ -87,14 +89,31 @@ pub struct RunArgs {
     /// Kernel setting of the sandbox's network, IPC and UTS namespaces, as net.core.somaxconn=4096
     #[arg(long, value_name = "NAME=VALUE")]
     pub sysctl: Vec<SysctlArg>,
-    /// Write the start, stage by stage: a picture (.svg), or data (.json)
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    /// Write the start, stage by stage, to a file whose name ends in .svg, as a picture, or in
+    /// .json, as data
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath,
+          value_parser = timeline_file)]
     pub timeline: Option<PathBuf>,
     /// When to fetch the image
     #[arg(long, value_enum, default_value_t = Pull::Missing)]
     pub pull: Pull,
     #[command(flatten)]
     pub lazy: LazyArg,
+}
+
+/// Reads the path of a file for a timeline, whose extension says what is written.
+fn timeline_file(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    match path.extension().and_then(OsStr::to_str) {
+        Some("json" | "svg") => Ok(path),
+        _ => Err(format!("\"{text}\" has to end in .svg, for a picture, or in .json, for data")),
+    }
+}
+
+/// Reads a host name.
+pub(super) fn host_name(text: &str) -> Result<String, String> {
+    slipway_runtime::name::check_host(text).map_err(|error| error.to_string())?;
+    Ok(text.to_owned())
 }
 
 /// The way in which an image is fetched.
@@ -131,13 +150,14 @@ pub struct MachineArgs {
     /// containers of a pod together; at least 16M [default: twice the size of a root]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub layers: Option<u64>,
-    /// Virtual CPUs [default: 1]; with --pod, the CPUs whose time the container may use, for which
-    /// the pod's come, as far as it has room [default: no limit]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub cpus: Option<u32>,
+    /// Virtual CPUs, 1 to 64, whole ones [default: 1]; with --pod, the CPUs whose time the
+    /// container may use, also a part of one, as 0.5, for which the pod's come, as far as it has
+    /// room [default: no limit]
+    #[arg(long, value_name = "N", value_parser = parse_cpus)]
+    pub cpus: Option<CpuCount>,
     /// The most virtual CPUs that `slipway update --cpus`, and limits of a pod's containers, can
     /// give it [default: --cpus]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = parse_whole_cpus)]
     pub max_cpus: Option<u32>,
     /// Have the guest report pages that it does not use, which the host then has back, or not; with
     /// --from only if the template was made so, and on slipway-vmm only: `slipway inspect` says
@@ -191,4 +211,26 @@ pub struct ExecArgs {
     /// Command and arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     pub command: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeline_is_a_picture_or_data() {
+        for good in ["a.svg", "dir/a.json", "/a.b.svg"] {
+            assert_eq!(timeline_file(good), Ok(PathBuf::from(good)));
+        }
+        for bad in ["", "t.txt", "svg", ".svg", "a.SVG"] {
+            let error = timeline_file(bad).unwrap_err();
+            assert!(error.contains(".svg, for a picture, or in .json"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_host_name_is_refused_with_a_line_that_quotes_it() {
+        assert_eq!(host_name("web-1.example"), Ok("web-1.example".to_owned()));
+        assert!(host_name("x y").unwrap_err().starts_with("\"x y\" is no host name"));
+    }
 }

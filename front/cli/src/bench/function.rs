@@ -115,7 +115,7 @@ fn machine(machine: &MachineArgs) -> Vec<OsString> {
         ("--memory", size(machine.memory)),
         ("--max-memory", size(machine.max_memory)),
         ("--layers", size(machine.layers)),
-        ("--cpus", number(machine.cpus)),
+        ("--cpus", machine.cpus.map(|cpus| cpus.to_string().into())),
         ("--max-cpus", number(machine.max_cpus)),
         ("--kernel", machine.kernel.clone().map(Into::into)),
         ("--accel", machine.accel.clone().map(Into::into)),

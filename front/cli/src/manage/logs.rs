@@ -9,6 +9,7 @@ use super::named;
 use crate::args::LogsArgs;
 use crate::client::{Lost, answer, next_daemon, refused};
 use crate::keeper;
+use crate::size::Tail;
 use crate::table::printable;
 
 /// The stream number of standard error in a record.
@@ -43,7 +44,8 @@ struct LogPrinter {
 impl LogPrinter {
     fn new(args: &LogsArgs) -> Self {
         let (name, follow) = (args.name.clone(), args.follow);
-        let request = v1::LogsRequest { name, follow, tail: args.tail, position: 0 };
+        let tail = args.tail.and_then(|Tail(lines)| lines);
+        let request = v1::LogsRequest { name, follow, tail, position: 0 };
         Self { request, timestamps: args.timestamps, fresh_line: [true; 2] }
     }
 

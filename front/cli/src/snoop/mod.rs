@@ -71,7 +71,10 @@ async fn resolve(
     match plane.get_endpoint(request).await {
         Ok(endpoint) => Ok(Target { endpoint: endpoint.into_inner().id, is_sandbox: false }),
         Err(status) if status.code() == tonic::Code::NotFound => {
-            bail!("there is no endpoint and no sandbox \"{name}\"")
+            bail!(
+                "there is no endpoint and no sandbox \"{name}\"; `slipway endpoint ls` and \
+                 `slipway ps` list them"
+            )
         }
         Err(status) => Err(refused(status)),
     }

@@ -23,7 +23,8 @@ use super::subjects;
 use crate::args::{DensityArgs, DensityEngine, NodeArgs, Pull, Switched};
 use crate::client::{answer, connect, connect_plane, connect_templates};
 use crate::image;
-use crate::out::OWN_FAILURE;
+use crate::out::FAILURE;
+use crate::size::CpuCount;
 
 /// Measures, or shows an earlier report.
 pub fn density(node: &NodeArgs, config: &Config, args: &DensityArgs) -> Result<i32> {
@@ -32,7 +33,7 @@ pub fn density(node: &NodeArgs, config: &Config, args: &DensityArgs) -> Result<i
         let image = args.image.as_deref().context("which image")?;
         measure(node, config, args, image, &is_left)
     })?;
-    if is_left.get() { Ok(OWN_FAILURE) } else { reports::complete(&report) }
+    if is_left.get() { Ok(FAILURE) } else { reports::complete(&report) }
 }
 
 /// The view of these reports.
@@ -158,7 +159,7 @@ fn spec(args: &DensityArgs, image: &str, digest: &str) -> Result<v1::RunSpec> {
         memory_bytes: machine.memory.unwrap_or(0),
         max_memory_bytes: machine.max_memory.unwrap_or(0),
         layers_bytes: machine.layers.unwrap_or(0),
-        cpus: machine.cpus.unwrap_or(0),
+        cpus: machine.cpus.map(CpuCount::whole).transpose()?.unwrap_or(0),
         max_cpus: machine.max_cpus.unwrap_or(0),
         free_page_reporting: machine.free_page_reporting.map(Switched::is_on),
         kernel: kernel.unwrap_or_default(),

@@ -21,6 +21,7 @@ use crate::client::{
     answer, config, connect, connect_functions, connect_networks, connect_plane, refused,
 };
 use crate::session::requests;
+use crate::size::CpuCount;
 
 /// The static program of loads, which is installed beside the agent; and its path in a guest.
 const LOAD: &str = "slipway-load";
@@ -69,12 +70,13 @@ impl Node {
             Ok::<_, anyhow::Error>((sandboxes, plane, networks, functions, image))
         })?;
         let machine = wishes.machine;
+        let cpus = machine.cpus.map(CpuCount::whole).transpose()?;
         let kernel = machine.kernel.as_deref().map(std::path::absolute).transpose()?;
         let template = v1::RunSpec {
             image: name,
             image_digest: image.digest.to_string(),
             memory_bytes: machine.memory.unwrap_or(wishes.memory),
-            cpus: machine.cpus.unwrap_or(wishes.cpus),
+            cpus: cpus.unwrap_or(wishes.cpus),
             max_cpus: machine.max_cpus.unwrap_or(0),
             free_page_reporting: machine.free_page_reporting.map(Switched::is_on),
             kernel: kernel.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
