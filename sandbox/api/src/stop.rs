@@ -10,8 +10,8 @@ pub const KILLED: Duration = Duration::from_secs(30);
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// Returns the time within which the daemon answers a `Stop` of a container of a pod whose stop
-/// signal is followed by SIGKILL after `patience`. The guest of a restarted daemon has `patience` to
-/// answer first. A client that gives up earlier does not learn why the container did not end.
+/// signal is followed by SIGKILL after `patience`. The guest of a restarted daemon has `patience`
+/// to answer first. A client that gives up earlier does not learn why the container did not end.
 pub const fn longest(patience: Duration) -> Duration {
     patience.saturating_mul(2).saturating_add(KILLED).saturating_add(ANSWER)
 }
