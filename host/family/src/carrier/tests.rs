@@ -202,7 +202,7 @@ fn a_tenant_whose_table_made_the_carrier_sleep_is_left_out_until_that_is_paid_fo
         stands_still
     };
     // The first sleep is nobody's, and so is one that comes a minute after the last.
-    assert!((0..100).any(&mut stands_still_after), "nobody pays for {} sleeps", sleeps());
+    assert!((0..100_u32).any(&mut stands_still_after), "nobody pays for {} sleeps", sleeps());
     // Nobody wakes the carrier for this: it comes back to the table by itself.
     let mut hostile = Signals::new(signals(&slow), table::SIGNALS).unwrap();
     signal(&mut hostile, (&slow, &slow_bell), 7);
