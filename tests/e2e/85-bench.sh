@@ -62,7 +62,7 @@ assert len(report["runs"]) == 3 * 4, len(report["runs"])
 for run in report["runs"]:
     assert run["load"] == "randread-4k-d1-t1" and run["measured"]["bytes"] > 0, run
     assert sum(n for _, n in run["measured"]["at_least"]["buckets"]) > 0, run
-# A neighbour may wait for a processor through all of a turn.
+# A turn goes on until each queue of both clients has had a completion, however long one of them waits for a processor.
 for name in names:
     asked = sum(run["measured"].get("neighbour_commands", 0) for run in report["runs"] if run["subject"] == name)
     assert (asked > 0) == ("+rand" in name), (name, asked)

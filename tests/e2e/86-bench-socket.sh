@@ -27,15 +27,18 @@ for subject in subjects:
             assert "memory_bytes" in measured and measured["bytes"] == 0, measured
             continue
         assert measured["bytes"] > 0 and sum(one["cpu_ns"] for one in both) > 0, (subject, load, measured)
-        # Two programs with a processor each, and a quarter for what is read a moment later.
+        # Two programs with a processor each, whose clocks are read within the measured time, however long the machine stands
+        # still. The quarter is for clocks that differ.
         assert sum(one["cpu_ns"] for one in both) < 2.5 * measured["elapsed_ns"], (subject, load, measured)
-        if subject.startswith("slipway-encrypted"):
-            # Every byte goes through both engines; nothing else does it for them.
-            assert measured["engine"]["cpu_ns"] > 0, (load, measured)
         assert ("latency" in measured) == load.startswith("pingpong"), (subject, load)
         if "latency" in measured:
             trips = sum(count for _, count in measured["latency"]["buckets"])
+            # A trip that began within the measured time may end after it.
             assert 0 < trips <= measured["bytes"] // 64 + 2, (trips, measured["bytes"])
+    if subject.startswith("slipway-encrypted"):
+        # Every byte goes through both engines. On a busy machine the programs of a turn may have taken only what the engines had
+        # carried before it.
+        assert sum(measured["engine"]["cpu_ns"] for load, measured in runs.items() if not load.startswith("idle")) > 0, runs
 parts = [run for run in report["runs"] if "parts" in run["measured"]]
 assert len(parts) == ("slipway-encrypted" in subjects), parts
 for run in parts:

@@ -21,6 +21,8 @@
 //!
 //! [`ready`] looks at a file without waiting for it.
 //!
+//! [`waits`] counts calls of a thread that no form keeps from waiting for a peer's memory.
+//!
 //! [`boot_id`] is the boot to which a peer's process id belongs, for records that outlive it.
 //!
 //! Not here: deadlines of requests, limits of peers, page faults on a peer's memory (`slipway-ram`
@@ -38,6 +40,7 @@ mod receive;
 pub mod testing;
 #[cfg(feature = "tokio")]
 pub mod tokio;
+pub mod waits;
 
 pub use bin::Bin;
 pub use boot::boot_id;

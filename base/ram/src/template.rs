@@ -148,6 +148,8 @@ impl Template {
         while at < part.end {
             let from = self.mapping.address(at, part.end - at);
             let Ok(offset) = libc::off_t::try_from(at) else { return false };
+            // The call waits for holes that the file's user makes, as a page fault there does.
+            slipway_peer::waits::note();
             // SAFETY: the range is within the mapping, whose file no process can change; the kernel
             // reads it during the call.
             let written =

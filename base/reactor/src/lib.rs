@@ -54,7 +54,7 @@
 //! calls, I/O other than readiness.
 //!
 //! Dependencies: `rustix` for epoll, eventfd and affinity; `libc` for getrusage(2), which `rustix`
-//! lacks; `thiserror` for [`Stopped`].
+//! lacks; `slipway-peer` for calls that wait as page faults do; `thiserror` for [`Stopped`].
 
 mod bell;
 mod context;

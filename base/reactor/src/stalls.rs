@@ -7,9 +7,11 @@
 //! or all peers of a task together do ([`Stalls::charge_shared`]).
 //!
 //! A sleep is a time in which the thread gave up its processor by itself and had a page fault, as
-//! getrusage(2) counts both. A thread that the kernel takes the processor from has not slept. One
-//! that waits without a fault waits for no peer's memory but, for example, behind all others on the
-//! machine that call membarrier(2) at that moment, which any user may do without end.
+//! getrusage(2) counts both, or made a call that waits as a fault does (`slipway_peer::waits`): a
+//! write(2) to a file of a peer's memory has no fault that is counted. A thread that the kernel
+//! takes the processor from has not slept. One that waits without either waits for no peer's memory
+//! but, for example, behind all others on the machine that call membarrier(2) at that moment, which
+//! any user may do without end.
 //!
 //! # Cost
 //! To know which peer made the thread sleep, the clock is read after each peer's work, and the
@@ -242,7 +244,7 @@ fn micros(slept: Duration) -> u64 {
 struct Counts {
     /// How often the thread gave up its processor by itself.
     switches: i64,
-    /// The page faults.
+    /// The page faults, and the calls that may wait as they do.
     faults: i64,
 }
 
@@ -256,10 +258,12 @@ impl Counts {
             usage
         };
         let faults = usage.ru_minflt.wrapping_add(usage.ru_majflt);
+        let faults = faults.wrapping_add(slipway_peer::waits::count());
         Self { switches: usage.ru_nvcsw, faults }
     }
 
-    /// Returns whether the thread, with these counts now, has slept in a page fault since `before`.
+    /// Returns whether the thread, with these counts now, has slept in a page fault since `before`,
+    /// or in a call that waits as a fault does.
     fn has_slept_since(self, before: Self) -> bool {
         self.switches != before.switches && self.faults != before.faults
     }
@@ -348,6 +352,15 @@ mod tests {
         let before = Counts { switches: 1, faults: 1 };
         let after = |switches, faults| Counts { switches, faults }.has_slept_since(before);
         assert!(after(2, 2) && !after(2, 1) && !after(1, 2) && !after(1, 1));
+    }
+
+    #[test]
+    fn a_call_that_may_wait_for_a_peers_memory_counts_as_a_page_fault() {
+        const CALLS: i64 = 1_000_000;
+        let before = Counts::of_thread();
+        (0..CALLS).for_each(|_| slipway_peer::waits::note());
+        let after = Counts::of_thread();
+        assert!(after.faults >= before.faults + CALLS);
     }
 
     /// The thread sleeps for a moment in the work for a peer, and then works for another one.

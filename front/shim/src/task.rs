@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use slipway_sandbox_api::v1;
+use slipway_sandbox_api::{stop, v1};
 use tonic::Code;
 
 use crate::containerd as cd;
@@ -32,8 +32,6 @@ pub const KILLED: u32 = 128 + SIGKILL;
 /// The longest time that a container may take to end after SIGKILL; then its microVM is ended, or
 /// its pod is told to end it.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The longest time that a pod may take to end one of its containers; then the pod is ended.
-const POD_PATIENCE: Duration = Duration::from_secs(30);
 /// The time between the stop signal for a pod's containers and SIGKILL, seconds, if the pod is not
 /// killed at once.
 const GRACE_S: u32 = 10;
@@ -359,21 +357,18 @@ impl Task {
         let TaskKind::Member(pod) = &self.kind else {
             return !matches!(stopped.await, Err(status) if is_lost(&status));
         };
-        let patience = POD_PATIENCE + Duration::from_secs(timeout_s.into());
-        match tokio::time::timeout(patience, stopped).await {
-            Ok(Ok(_)) => true,
-            Ok(Err(status)) if is_lost(&status) => false,
-            Ok(Err(status)) if status.code() == Code::NotFound => true,
-            Ok(Err(_)) | Err(_) => {
-                // A guest that ends no process cannot be asked to stop the others either.
-                crate::log::warn(&format!(
-                    "{}: SIGKILL does not end it: its pod is ended",
-                    self.id
-                ));
-                pod.stop(0);
-                true
-            }
-        }
+        let patience = stop::longest(Duration::from_secs(timeout_s.into()));
+        let why = match tokio::time::timeout(patience, stopped).await {
+            Ok(Ok(_)) => return true,
+            Ok(Err(status)) if is_lost(&status) => return false,
+            Ok(Err(status)) if status.code() == Code::NotFound => return true,
+            Ok(Err(status)) => status.message().to_owned(),
+            Err(_) => format!("the daemon has not answered for {} s", patience.as_secs()),
+        };
+        // A guest that ends no process cannot be asked to stop the others either.
+        crate::log::warn(&format!("{}: its pod is ended, since SIGKILL failed: {why}", self.id));
+        pod.stop(0);
+        true
     }
 }
 

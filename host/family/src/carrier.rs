@@ -9,6 +9,11 @@
 //! and has the work's turn. The reactor has the bells of families, the commands' waker and the
 //! work's descriptor to end a sleep, and is otherwise asked for nothing: while there is work, it
 //! costs a system call in 200 µs.
+//!
+//! A family's program can take pages of its table away, and a look at the table then waits in a
+//! page fault, and with it all streams of the carrier. The tenant of the family pays for that
+//! ([`Stalls`]): the carrier does not touch the tables of its families for a time, which thus
+//! neither signal nor wake it.
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -17,7 +22,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use slipway_reactor::{Context, Event as Ready, Interest, Reactor, Settings, Step, Task};
+use slipway_reactor::{Context, Event as Ready, Interest, Reactor, Settings, Stalls, Step, Task};
 
 use crate::Family;
 use crate::mailbox::{self, CommandSender, NewsReceiver, NewsSender, Order};
@@ -54,6 +59,10 @@ pub trait Work: Send + 'static {
     /// not be noticed any more.
     fn spoiled(&mut self, family: u32, member: Self::Member, now: Instant);
 
+    /// Handles that the tables of a tenant's families are left out for a while, since one of them
+    /// made the carrier sleep for the time `slept`.
+    fn stands_still(&mut self, tenant: &str, slept: Duration);
+
     /// Moves a bounded number of bytes, and announces the news since the last turn. Returns whether
     /// there was anything to do.
     fn turn(&mut self, families: &mut Families<Self::Member>, now: Instant) -> bool;
@@ -89,24 +98,40 @@ struct Joined<M> {
     member: M,
 }
 
-/// The families whose signals a carrier takes, by their numbers.
-#[derive(Default)]
-pub struct Families<M>(HashMap<u32, Joined<M>>);
+/// The families whose signals a carrier takes.
+pub struct Families<M> {
+    /// The families, by their numbers.
+    joined: HashMap<u32, Joined<M>>,
+    /// The tenants whose families' tables made the carrier sleep. They outlast their families,
+    /// since a program can begin any number of these.
+    stalls: Stalls<Arc<str>>,
+}
+
+impl<M> Default for Families<M> {
+    fn default() -> Self {
+        Self { joined: HashMap::new(), stalls: Stalls::new(Instant::now()) }
+    }
+}
 
 impl<M> Families<M> {
     /// Returns what the work keeps of a family. Returns `None` if there is no such family.
     pub fn member(&mut self, family: u32) -> Option<&mut M> {
-        self.0.get_mut(&family).map(|joined| &mut joined.member)
-    }
-
-    /// Sets whether programs must raise their families' bells after a signal.
-    fn set_asleep(&self, asleep: bool) {
-        self.0.values().for_each(|joined| joined.family.set_asleep(asleep));
+        self.joined.get_mut(&family).map(|joined| &mut joined.member)
     }
 
     /// Lowers the bell of a family. Returns `false` if its program keeps the bell raised.
     fn lower_bell(&self, family: u32) -> bool {
-        self.0.get(&family).is_none_or(|joined| joined.family.lower_bell())
+        self.joined.get(&family).is_none_or(|joined| joined.family.lower_bell())
+    }
+}
+
+/// Charges the tenant of a family if the thread slept in the work since the last charge, which was
+/// for this family.
+fn charge<W: Work>(stalls: &mut Stalls<Arc<str>>, work: &mut W, family: &Family) {
+    if let Some(slept) = stalls.slept()
+        && stalls.charge(family.tenant(), slept)
+    {
+        work.stands_still(family.tenant(), slept);
     }
 }
 
@@ -133,7 +158,7 @@ impl<C, N> Carrier<C, N> {
     ) -> std::io::Result<Self> {
         let (sender, news) = mailbox::news()?;
         let (orders, theirs) = channel();
-        let families = Families(HashMap::new());
+        let families = Families::default();
         let task = CarrierTask { work: work(sender), orders: theirs, families, asleep_since: None };
         let settings = Settings {
             name: thread.into(),
@@ -243,7 +268,8 @@ impl<W: Work> CarrierTask<W> {
         // Without a watch of its bell, a family's signals would be seen only while others keep this
         // task awake. So it is better to take none of them.
         if context.watch_shared(family.shared_bell(), Interest::Read, number).is_ok() {
-            self.families.0.insert(number, Joined { family, member: W::Member::default() });
+            let joined = Joined { family, member: W::Member::default() };
+            self.families.joined.insert(number, joined);
         } else {
             family.give_up();
         }
@@ -251,21 +277,28 @@ impl<W: Work> CarrierTask<W> {
 
     /// Removes a family, and returns what the work kept of it.
     fn part(&mut self, context: &mut Context<'_>, number: u32) -> Option<W::Member> {
-        let joined = self.families.0.remove(&number)?;
+        let joined = self.families.joined.remove(&number)?;
         context.unwatch(number);
         Some(joined.member)
     }
 
-    /// Takes signals. Returns whether there were any, or a family's are invalid.
+    /// Takes signals, but of families that are left out at `now`, the present. Returns whether
+    /// there were any, or a family's are invalid.
     fn listen(&mut self, context: &mut Context<'_>, now: Instant) -> bool {
         let (mut some, mut spoiled) = (false, None);
-        for (number, Joined { family, member }) in &mut self.families.0 {
+        let Self { work, families: Families { joined, stalls }, .. } = self;
+        stalls.settle(now);
+        stalls.begin(now);
+        for (number, Joined { family, member }) in joined {
+            if stalls.until(family.tenant()).is_some() {
+                continue;
+            }
             for _ in 0..SIGNALS {
                 match family.take() {
                     Ok(Some(entry)) => {
                         some = true;
                         if let Ok(entry) = u32::try_from(entry) {
-                            self.work.signalled(*number, member, Some(entry));
+                            work.signalled(*number, member, Some(entry));
                         }
                     }
                     Ok(None) => break,
@@ -277,9 +310,11 @@ impl<W: Work> CarrierTask<W> {
             }
             if family.overflowed() {
                 some = true;
-                self.work.signalled(*number, member, None);
+                work.signalled(*number, member, None);
             }
+            charge(stalls, work, family);
         }
+        stalls.end();
         let Some(number) = spoiled else { return some };
         if let Some(member) = self.part(context, number) {
             self.work.spoiled(number, member, now);
@@ -290,13 +325,15 @@ impl<W: Work> CarrierTask<W> {
 
     /// Falls asleep until there is something to do, unless there is already.
     fn sleep(&mut self, context: &mut Context<'_>, now: Instant) -> Step {
-        self.families.set_asleep(true);
+        self.set_asleep(true);
         // `rest` has a full barrier between setting `asleep` and the look at the signals.
         if let Rest::Asleep(until) = self.work.rest(now)
-            && !self.listen(context, now)
+            && !self.listen(context, Instant::now())
         {
             self.asleep_since = Some(now);
-            return Step::Idle(until);
+            // Families that are left out do not wake the task.
+            let served = self.families.stalls.due();
+            return Step::Idle(until.into_iter().chain(served).min());
         }
         self.withdraw(None);
         Step::Looking
@@ -312,14 +349,29 @@ impl<W: Work> CarrierTask<W> {
             }
         }
         if let Some(since) = self.asleep_since.take() {
+            self.families.stalls.woken();
             self.withdraw(Some(since));
         }
     }
 
     /// Has peers wake the task no more, which has slept since `since`, if it has.
     fn withdraw(&mut self, since: Option<Instant>) {
-        self.families.set_asleep(false);
+        self.set_asleep(false);
         self.work.woken(since);
+    }
+
+    /// Sets whether programs must raise their families' bells after a signal. Families that are
+    /// left out keep what they have: the most that comes of it is a wake-up too many.
+    fn set_asleep(&mut self, asleep: bool) {
+        let Self { work, families: Families { joined, stalls }, .. } = self;
+        stalls.begin(Instant::now());
+        for Joined { family, .. } in joined.values() {
+            if stalls.until(family.tenant()).is_none() {
+                family.set_asleep(asleep);
+                charge(stalls, work, family);
+            }
+        }
+        stalls.end();
     }
 }
 

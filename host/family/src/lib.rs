@@ -41,6 +41,7 @@ pub struct Family {
     signals: Signals,
     bell: Arc<OwnedFd>,
     beside: Option<Box<dyn Beside>>,
+    tenant: Arc<str>,
 }
 
 /// Another carrier of the family's streams. A signal can be taken only once, so the carrier that
@@ -68,7 +69,20 @@ impl Family {
             signals,
             bell,
             beside: None,
+            tenant: Arc::default(),
         })
+    }
+
+    /// Names the family's tenant, which pays if the table makes a carrier sleep. Families for which
+    /// this is not called have a tenant without a name, and pay for each other.
+    #[must_use]
+    pub fn of_tenant(self, tenant: &str) -> Self {
+        Self { tenant: tenant.into(), ..self }
+    }
+
+    /// Returns the family's tenant.
+    pub fn tenant(&self) -> &Arc<str> {
+        &self.tenant
     }
 
     /// Adds another carrier, to which everything that is taken here is passed on.

@@ -165,6 +165,10 @@ impl Work for Carrying {
         entries.into_values().for_each(|stream| self.links.reset(stream, now));
     }
 
+    fn stands_still(&mut self, tenant: &str, slept: Duration) {
+        self.links.leaves_signals(tenant, slept, Instant::now());
+    }
+
     fn turn(&mut self, families: &mut Families<Entries>, now: Instant) -> bool {
         let worked = self.links.turn(now);
         self.tell(families);

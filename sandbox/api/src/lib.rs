@@ -9,6 +9,7 @@ pub mod capabilities;
 pub mod copies;
 pub mod forward;
 pub mod images;
+pub mod stop;
 
 pub use slipway_plane_api::{connect, functions};
 

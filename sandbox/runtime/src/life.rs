@@ -177,9 +177,8 @@ fn finish(record: &mut Record, ended: Result<u32>, stopped: bool) {
     let outcome = Outcome::of(ended, stopped);
     (record.state, record.saving.in_file) = (outcome.state, false);
     record.run.finish(outcome.exit_status, outcome.reason);
-    // The function goes to others, by the same name.
-    if let Some(pool) = record.network.as_mut().and_then(|network| network.pool.as_mut()) {
-        pool.taken = None;
+    if let Some(network) = &mut record.network {
+        network.forget_taken();
     }
     finish_added(record, "its pod ended");
 }

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
+use slipway_sandbox_api::stop::KILLED;
 use slipway_telemetry::realtime_ns;
 use slipway_telemetry::trace::Call;
 
@@ -43,9 +44,6 @@ use crate::{
     Error, Result, copies, empty_dirs, function, log, oom_score, pause, placement, pod_disks,
     pod_functions, shares, traces, volume,
 };
-
-/// The longest time that the end of a killed container may take.
-const END: Duration = Duration::from_secs(30);
 
 impl Node {
     /// Records a new container of a pod. Nothing is started.
@@ -233,7 +231,7 @@ async fn kill(target: &Target) -> Result<()> {
         }
     };
     let late = |_| Error::Agent(format!("{} does not end", target.name()));
-    tokio::time::timeout(END, ended).await.map_err(late)
+    tokio::time::timeout(KILLED, ended).await.map_err(late)
 }
 
 /// A container that runs.

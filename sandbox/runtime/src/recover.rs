@@ -254,8 +254,13 @@ fn note(sandbox: &Sandbox, outcome: Result<()>) -> bool {
     outcome.is_ok()
 }
 
-/// Marks the sandbox of a record as ended if it was live.
+/// Marks the sandbox of a record as ended if it was live. The record forgets its function of a
+/// pool, which the release gave back.
 fn lose(record: &mut Record, reason: &str) {
+    // Also where an earlier version marked it as lost: it kept the function's name.
+    if let Some(network) = &mut record.network {
+        network.forget_taken();
+    }
     if !record.state.is_live() {
         return;
     }
@@ -272,6 +277,7 @@ fn lose(record: &mut Record, reason: &str) {
 mod tests {
     use super::*;
     use crate::adopt::tests::{added_of, record_of, sandbox_of};
+    use crate::record::{FunctionPool, Network, TakenFunction};
     use crate::stdio::Input;
 
     #[tokio::test]
@@ -292,6 +298,26 @@ mod tests {
             assert!(matches!(input.recv().await, Some(Input::Close)), "{}", container.name);
         }
         assert!(left[1].take_input().unwrap().try_recv().is_err());
+    }
+
+    #[test]
+    fn a_lost_sandbox_names_no_function_of_a_pool() {
+        use SandboxState::{Lost, Running, Starting};
+        for (state, exit_status) in
+            [(Running, None), (Starting, None), (Running, Some(3)), (Lost, None)]
+        {
+            let mut record = record_of(state);
+            record.run.exit_status = exit_status;
+            let (id, socket, mac) = ("nics.0".to_owned(), "/vf/nics.0".into(), "m".to_owned());
+            let taken = Some(TakenFunction { id, socket, mac });
+            let (name, owner) = ("nics".to_owned(), String::new());
+            let pool = Some(FunctionPool { name, needed: true, owner, taken });
+            record.network = Some(Network { pool, ..Network::default() });
+            lose(&mut record, "why");
+            let network = record.network.unwrap();
+            assert_eq!(network.taken(), None, "{state:?}");
+            assert_eq!(network.pool.unwrap().name, "nics", "by which a later daemon finds it");
+        }
     }
 
     #[test]

@@ -66,6 +66,22 @@ fn a_read_finds_the_template_and_copies_nothing() {
     assert_eq!(blocks as usize * 512, 4 * PAGE);
 }
 
+/// A copy can wait for holes that the fork makes in its memory, and for nobody else.
+#[test]
+fn a_copy_from_the_template_counts_as_a_call_that_may_wait() {
+    let template = template();
+    let fork = fork(&template);
+    let (_map, memory) = mapped(&fork);
+    let noted = slipway_peer::waits::count;
+    let before = noted();
+    memory.read(0, &mut [0; PAGE]).unwrap();
+    assert_eq!(noted(), before);
+    memory.write(0, &[1]).unwrap();
+    assert_eq!(noted(), before + 1);
+    memory.write(1, &[1]).unwrap();
+    assert_eq!(noted(), before + 1, "the page is there");
+}
+
 #[test]
 fn a_write_copies_the_rest_of_its_pages_first() {
     let template = template();

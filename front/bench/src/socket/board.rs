@@ -15,7 +15,7 @@ const BYTES: usize = 4096;
 /// The phase of a load, set by the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Load that does not count.
+    /// Load that does not count, before the measured time and after it.
     WarmUp,
     /// Load that counts.
     Measured,

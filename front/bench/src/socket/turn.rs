@@ -13,9 +13,9 @@ use super::{SocketLoad, SocketMeasured, Traffic, Way};
 use crate::packet::process::Running;
 use crate::times::Times;
 
-/// The longest time that a program may take to begin or to end, and again for each thousand
-/// sockets.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// The longest time that a program may take to begin or to end, with a second more for each
+/// thousand sockets: longer than a busy machine stands still.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One of the two programs of a load.
 struct Program {
@@ -127,7 +127,8 @@ pub fn turn(way: &Way, load: &SocketLoad) -> Result<SocketMeasured> {
     let memory =
         (load.traffic == Traffic::Idle).then(|| Some(used()?.saturating_sub(before?))).flatten();
     let carries = load.traffic != Traffic::Idle;
-    let mut measured = window(way, &pairs, (time, carries));
+    let message = carries.then_some(load.bytes.into());
+    let mut measured = window(way, &pairs, (time, message));
     measured.memory_bytes = memory;
     anyhow::ensure!(measured.bytes > 0 || !carries, "nothing arrived");
     for pair in &mut pairs {
@@ -137,26 +138,33 @@ pub fn turn(way: &Way, load: &SocketLoad) -> Result<SocketMeasured> {
     Ok(measured)
 }
 
-/// Measures the bytes that arrive within `time`, and their cost. If `carries` is set, continues
-/// until at least some have arrived.
-fn window(way: &Way, pairs: &[Pair], (time, carries): (Duration, bool)) -> SocketMeasured {
+/// Measures the bytes that arrive within `time`, and their cost. If the load has messages, of
+/// `message` bytes, continues until more than one has arrived.
+fn window(way: &Way, pairs: &[Pair], (time, message): (Duration, Option<u64>)) -> SocketMeasured {
     let softirqs = softirq_threads();
     let engines: Vec<u32> = way.engines.iter().flat_map(super::Engines::ids).collect();
     let clients: Vec<u32> = pairs.iter().map(|pair| pair.client.running.id()).collect();
     let servers: Vec<u32> = pairs.iter().map(|pair| pair.server.running.id()).collect();
     let counted = || pairs.iter().map(|pair| pair.board.counted()).sum::<u64>();
-    let look = || {
-        let costs = [&clients, &servers, &engines, &softirqs].map(|pids| Cost::of_all(pids));
-        (Instant::now(), counted(), costs)
-    };
-    let (began, bytes, before) = look();
+    let costs = || [&clients, &servers, &engines, &softirqs].map(|pids| Cost::of_all(pids));
+    // This thread may stand still between any two lines. So the costs are read within the measured
+    // time, in which no program can have more of a processor than there was, and round trips count
+    // within the time of the bytes.
+    let (began, bytes) = (Instant::now(), counted());
+    let before = costs();
     pairs.iter().for_each(|pair| pair.board.ask(Phase::Measured));
+    let moved = counted();
     std::thread::sleep(time);
-    // On a busy machine a short turn may see no bytes at all.
-    while bytes == counted() && carries && began.elapsed() < PATIENCE {
+    // On a busy machine a short turn may see no bytes at all. Those that arrived before the costs
+    // were read may have cost nothing since, and the first message after that may belong to a round
+    // trip that began too early to count.
+    let is_little = || message.is_some_and(|bytes| counted() - moved <= bytes);
+    while is_little() && began.elapsed() < PATIENCE {
         std::thread::sleep(time);
     }
-    let (ended, all, after) = look();
+    pairs.iter().for_each(|pair| pair.board.ask(Phase::WarmUp));
+    let after = costs();
+    let (all, ended) = (counted(), Instant::now());
     let [client, server, engine, kernel] = std::array::from_fn(|at| after[at].since(before[at]));
     SocketMeasured {
         bytes: all - bytes,

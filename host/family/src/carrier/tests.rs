@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{FallocateFlags, fallocate};
 use slipway_ram::Lasting;
 use slipway_ring::cross::Signals;
 use slipway_ring::sleep::{ANY, SleepWord};
@@ -29,6 +30,8 @@ enum News {
     Turn(usize),
     Signalled(u32, Option<u32>),
     Spoiled(u32),
+    /// The tables of this tenant's families are left out.
+    StandsStill(String),
 }
 
 struct Script {
@@ -64,6 +67,10 @@ impl Work for Script {
 
     fn spoiled(&mut self, family: u32, (): (), _: Instant) {
         self.news.send(News::Spoiled(family));
+    }
+
+    fn stands_still(&mut self, tenant: &str, _: Duration) {
+        self.news.send(News::StandsStill(tenant.to_owned()));
     }
 
     fn turn(&mut self, _: &mut Families<()>, _: Instant) -> bool {
@@ -120,11 +127,17 @@ impl Rig {
 
     /// Adds a family. Returns its table and its bell.
     fn join(&self, number: u32) -> (Lasting, Arc<OwnedFd>) {
-        let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
         let memory = Lasting::heap(table::bytes(ENTRIES, 2));
-        let family = Family::new(&memory, ENTRIES, 2, bell.clone()).unwrap();
-        self.carrier.join(number, family);
+        let bell = self.join_with(number, &memory, "quick");
         (memory, bell)
+    }
+
+    /// Adds a family of a tenant with this table. Returns its bell.
+    fn join_with(&self, number: u32, memory: &Lasting, tenant: &str) -> Arc<OwnedFd> {
+        let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let family = Family::new(memory, ENTRIES, 2, bell.clone()).unwrap();
+        self.carrier.join(number, family.of_tenant(tenant));
+        bell
     }
 }
 
@@ -133,16 +146,21 @@ fn signals(memory: &Lasting) -> Lasting {
     memory.split(table::signals(ENTRIES, 2)).unwrap().1
 }
 
+/// Has a program signal an entry, and raise the family's bell if the carrier sleeps.
+fn signal(program: &mut Signals, (memory, bell): (&Lasting, &OwnedFd), entry: u32) {
+    program.raise(entry.into()).unwrap().unwrap();
+    if SleepWord::new(&memory.words()[table::ASLEEP / 8]).barrier_and_take(ANY) {
+        crate::wake(bell);
+    }
+}
+
 #[test]
 fn signals_wake_a_carrier_that_sleeps_and_its_end_is_waited_for() {
     let mut rig = Rig::new();
     let (memory, bell) = rig.join(3);
     let mut program = Signals::new(signals(&memory), table::SIGNALS).unwrap();
     for entry in 0..100 {
-        program.raise(entry.into()).unwrap().unwrap();
-        if SleepWord::new(&memory.words()[table::ASLEEP / 8]).barrier_and_take(ANY) {
-            crate::wake(&bell);
-        }
+        signal(&mut program, (&memory, &bell), entry);
         assert_eq!(rig.news(1), [News::Signalled(3, Some(entry))]);
     }
     assert!(!rig.carrier.has_ended());
@@ -150,6 +168,51 @@ fn signals_wake_a_carrier_that_sleeps_and_its_end_is_waited_for() {
     assert_eq!(Arc::strong_count(&rig.alive), 1, "the work is still there");
     assert!(rig.carrier.has_ended());
     rig.carrier.command(Command::Panic);
+}
+
+/// A program takes its table away again and again. Signals of others wait for that until its tenant
+/// pays.
+#[test]
+fn a_tenant_whose_table_made_the_carrier_sleep_is_left_out_until_that_is_paid_for() {
+    let slow = Lasting::new("slipway-test", table::bytes(ENTRIES, 2)).unwrap();
+    let pause = Duration::from_millis(100);
+    let Ok(sleeps) = slipway_peer::testing::slow(slow.words(), pause) else {
+        eprintln!("skipped: it needs userfaultfd(2)");
+        return;
+    };
+    let sleeps = || sleeps.load(Ordering::Relaxed);
+    let take_away = || {
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(slow.file().unwrap(), mode, 0, slow.len() as u64).unwrap();
+    };
+    let (rig, begun) = (Rig::new(), Instant::now());
+    let slow_bell = rig.join_with(3, &slow, "slow");
+    let (memory, bell) = rig.join(5);
+    let mut program = Signals::new(signals(&memory), table::SIGNALS).unwrap();
+    let mut stands_still_after = |entry: u32| {
+        take_away();
+        signal(&mut program, (&memory, &bell), entry);
+        let (mut heard, mut stands_still) = (false, false);
+        while !heard {
+            for news in rig.news(1) {
+                heard |= news == News::Signalled(5, Some(entry));
+                stands_still |= news == News::StandsStill("slow".into());
+            }
+        }
+        stands_still
+    };
+    // The first sleep is nobody's, and so is one that comes a minute after the last.
+    assert!((0..100_u32).any(&mut stands_still_after), "nobody pays for {} sleeps", sleeps());
+    // Nobody wakes the carrier for this: it comes back to the table by itself.
+    let mut hostile = Signals::new(signals(&slow), table::SIGNALS).unwrap();
+    signal(&mut hostile, (&slow, &slow_bell), 7);
+    while !rig.carrier.news().any(|news| news == News::Signalled(3, Some(7))) {
+        assert!(begun.elapsed() < 10 * LIMIT, "the tenant is left out for good");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // What exceeds 20 ms costs 32 times as long.
+    let held = (pause - Duration::from_millis(20)) * 32;
+    assert!(begun.elapsed() >= held, "it is served after {:?}", begun.elapsed());
 }
 
 /// The other carrier of a family.

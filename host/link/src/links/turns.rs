@@ -236,6 +236,17 @@ impl Links {
         stalls.end();
     }
 
+    /// Logs that the signals of a tenant's programs are not taken for a while, since one of their
+    /// tables made the thread sleep for the time `slept`.
+    pub(crate) fn leaves_signals(&mut self, tenant: &str, slept: Duration, now: Instant) {
+        let what = format!(
+            "tenant {tenant}: all streams waited {} ms for a table of its programs: their signals \
+             are left for a while",
+            slept.as_millis()
+        );
+        self.logs.warn(now, &self.settings.name, &what);
+    }
+
     /// Counts bytes that a connection has sent for its tenant's rate.
     fn count(&mut self, key: u32, sent: u64, now: Instant) {
         let tenant = self.connections.get(&key).map(|connection| &connection.tenant);

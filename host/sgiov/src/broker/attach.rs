@@ -43,10 +43,11 @@ impl Broker {
         let files = vec![family.table.file.clone(), family.bell.clone()];
         let (table, bell) = (family.table.memory(), family.bell.clone());
         let signals = slipway_family::Family::new(table, ENTRIES as usize, LINKS.into(), bell);
+        let tenant = self.namespaces.get(family.namespace).map(|space| space.name());
         let number = self.families.insert(family);
         client.family = Some(number);
         if let Some((remote, signals)) = self.remote.as_mut().zip(signals) {
-            remote.family(number, signals);
+            remote.family(number, signals.of_tenant(&tenant.unwrap_or_default()));
         }
         let reply = Reply::Attached { entries: ENTRIES.into(), links: LINKS.into() };
         Ok(Outcome::Answer(reply, files))

@@ -25,7 +25,8 @@
 //! | `refuse_overdue` | `lifecycle` | refuses connections whose guest does not answer |
 //! | `attend` | `channels` | takes guests' signals and messages |
 //! | `carry` | here | moves bytes of streams, and ends those that are over |
-//! | `notify` | here | interrupts guests, and wakes the engine's thread for news |
+//! | `notify` | here | interrupts guests that sleep |
+//! | `announce` | `slipway_family` | wakes the engine's thread for news |
 //! | `reset_unwoken` | `lifecycle` | resets streams whose program could not be woken |
 //!
 //! After [`POLL`] without anything to do, `rest` arms all streams.
@@ -134,14 +135,16 @@ impl Carrying {
         pairs.into_iter().for_each(|pair| self.pairs.stir(pair));
     }
 
-    /// Attends to guests and carries streams, but those that are left out at `now`, and charges
-    /// the tenants whose memory makes the thread sleep. Returns whether there was anything to do.
+    /// Attends to guests, carries streams and interrupts guests, but those that are left out at
+    /// `now`, and charges the tenants whose memory makes the thread sleep. Returns whether there
+    /// was anything to do.
     fn serve(&mut self, now: Instant) -> bool {
         if self.stalls.settle(now) {
             self.pairs.readmit();
         }
         self.stalls.begin(now);
         let worked = self.attend() | self.carry();
+        self.notify();
         self.stalls.end();
         worked
     }
@@ -215,6 +218,7 @@ impl Carrying {
         let Self { pairs, guests, stalls, log, .. } = self;
         pairs.arm(0, guests, &mut Charger { stalls, log });
         self.notify();
+        self.news.announce();
         if !self.pairs.is_quiet() {
             return false;
         }
@@ -233,10 +237,18 @@ impl Carrying {
         quiet
     }
 
-    /// Interrupts guests that wait for what was done, and wakes the engine's thread for news.
+    /// Interrupts guests that wait for what was done. One that is left out is interrupted once it
+    /// is served again: whether it waits is written in its memory.
     fn notify(&mut self) {
-        self.guests.values_mut().for_each(Guest::notify);
-        self.news.announce();
+        let Self { guests, stalls, log, .. } = self;
+        let mut charger = Charger { stalls, log };
+        charger.skip();
+        for guest in guests.values_mut() {
+            if !charger.is_left_out(&guest.tenants) {
+                guest.notify();
+                charger.charge(Some(&guest.tenants));
+            }
+        }
     }
 }
 
@@ -291,10 +303,19 @@ impl Work for Carrying {
         self.family_spoiled(family);
     }
 
+    fn stands_still(&mut self, tenant: &str, slept: Duration) {
+        let millis = slept.as_millis();
+        let text = format_args!(
+            "all streams with guests waited {millis} ms for a table of tenant {tenant}'s programs: \
+             their signals are left for a while"
+        );
+        self.log.line("stall", text);
+    }
+
     fn turn(&mut self, _: &mut Families<()>, now: Instant) -> bool {
         self.refuse_overdue();
         let worked = self.serve(now);
-        self.notify();
+        self.news.announce();
         worked | self.reset_unwoken()
     }
 

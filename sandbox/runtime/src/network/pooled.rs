@@ -171,22 +171,49 @@ fn serves(lease: &vf_v1::Lease, network: &Network, pool: &str) -> Result<()> {
     Ok(())
 }
 
+/// The call by which a function goes back.
+#[derive(Debug, PartialEq)]
+enum GivingBack {
+    /// The function goes back to its pool.
+    Return(vf_v1::ReturnRequest),
+    /// The attachment that has the function lets the pool's user in again.
+    Admit(vf_v1::AdmitRequest),
+}
+
+impl GivingBack {
+    /// Returns the call for the function of a sandbox. Returns `None` if there is nothing to give
+    /// back.
+    ///
+    /// A return names the sandbox as the owner, and no later sandbox has that name, so it may be
+    /// repeated. An attachment keeps its name, and may have lent its function to another sandbox
+    /// since this one ended: a second call would part that one's VMM from the function. So only a
+    /// live sandbox gives such a function back. One that ended and left a process is released
+    /// again by each daemon.
+    fn of(record: &Record) -> Option<Self> {
+        let (network, pool) = pool(record)?;
+        let (name, owner) = (pool.name.clone(), owner(record, pool));
+        if !network.is_lent() {
+            return Some(Self::Return(vf_v1::ReturnRequest { pool: name, owner }));
+        }
+        let client = Some(client(network));
+        let admit = vf_v1::AdmitRequest { pool: name, owner, client };
+        record.state.is_live().then_some(Self::Admit(admit))
+    }
+}
+
 /// Gives the function of a sandbox back: to the pool, or to the attachment that has it, which lets
-/// the pool's user in again. A sandbox that has none is no error.
+/// the pool's user in again. The plane hangs up on the client that the function had. A sandbox that
+/// has none is no error.
 ///
 /// # Errors
 /// [`Error::Plane`].
 pub async fn give_back(node: &Node, record: &Record) -> Result<()> {
-    let Some((network, pool)) = pool(record) else { return Ok(()) };
-    let (name, owner) = (pool.name.clone(), owner(record, pool));
     let mut functions = node.functions.clone();
-    if network.is_lent() {
-        let client = Some(client(network));
-        let request = vf_v1::AdmitRequest { pool: name, owner, client };
-        return Error::unless_gone(functions.admit(request).await);
+    match GivingBack::of(record) {
+        None => Ok(()),
+        Some(GivingBack::Return(request)) => Error::unless_gone(functions.r#return(request).await),
+        Some(GivingBack::Admit(request)) => Error::unless_gone(functions.admit(request).await),
     }
-    let request = vf_v1::ReturnRequest { pool: name, owner };
-    Error::unless_gone(functions.r#return(request).await)
 }
 
 /// Returns the MAC address of a sandbox's function, if that is another one than the guest's
@@ -225,6 +252,7 @@ pub async fn reconcile(node: &Node, ids: Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::SandboxState;
 
     fn lease(switch: &str, mtu: u32) -> vf_v1::Lease {
         vf_v1::Lease { switch: switch.into(), mtu, ..Default::default() }
@@ -258,6 +286,29 @@ mod tests {
         // A record of an earlier version names no owner.
         let early = r#"{"name": "nics", "needed": false, "taken": null}"#;
         assert!(serde_json::from_str::<FunctionPool>(early).unwrap().owner.is_empty());
+    }
+
+    #[test]
+    fn a_function_of_an_attachment_goes_back_once() {
+        let lent = |state, owner: &str| {
+            let mut record = crate::adopt::tests::record_of(state);
+            let (name, owner) = ("nics".to_owned(), owner.to_owned());
+            // What an earlier daemon took and did not record goes back as well.
+            let pool = FunctionPool { name, needed: true, owner, taken: None };
+            record.network = Some(Network { pool: Some(pool), ..network() });
+            GivingBack::of(&record)
+        };
+        for state in [SandboxState::Starting, SandboxState::Running, SandboxState::Stopping] {
+            assert!(matches!(lent(state, "slipway-cni:a"), Some(GivingBack::Admit(_))));
+            assert!(matches!(lent(state, ""), Some(GivingBack::Return(_))));
+        }
+        for state in [SandboxState::Lost, SandboxState::Exited, SandboxState::Failed] {
+            assert_eq!(lent(state, "slipway-cni:a"), None, "{state:?}");
+            let Some(GivingBack::Return(request)) = lent(state, "") else { panic!("{state:?}") };
+            assert_eq!((&*request.pool, &*request.owner), ("nics", "slipway-sandbox:0123456789ab"));
+        }
+        let without = crate::adopt::tests::record_of(SandboxState::Running);
+        assert_eq!(GivingBack::of(&without), None);
     }
 
     #[test]

@@ -83,6 +83,14 @@ impl Network {
         self.pool.as_ref()?.taken.as_ref()
     }
 
+    /// Forgets the function of a pool that a sandbox had. Once the sandbox has ended, the function
+    /// goes to others, by the same name and socket. The pool's name and the owner stay.
+    pub(crate) fn forget_taken(&mut self) {
+        if let Some(pool) = &mut self.pool {
+            pool.taken = None;
+        }
+    }
+
     /// Returns whether the interface is a function that somebody else took for the sandbox.
     pub fn is_lent(&self) -> bool {
         self.pool.as_ref().is_some_and(|pool| !pool.owner.is_empty())

@@ -191,7 +191,9 @@ mod tests {
         let patience = Duration::from_secs(10);
         stop(&target, patience).await.unwrap_err();
         // The guest never answers: the time for its answer, and then the time of a kill.
-        assert!(begun.elapsed() >= patience + Duration::from_secs(30));
+        assert!(begun.elapsed() >= patience + slipway_sandbox_api::stop::KILLED);
+        // The clock is the test's, so a busy machine does not move it.
+        assert!(begun.elapsed() < slipway_sandbox_api::stop::longest(patience));
     }
 
     #[tokio::test]

@@ -24,8 +24,9 @@ use super::cpus::{self, Cpus};
 use crate::block::{Measured, Pattern, Workload};
 use crate::watch::Waiting;
 
-/// A target that completes nothing for this time has failed.
-const PATIENCE_NS: u64 = 10_000_000_000;
+/// A target that completes nothing for this time has failed: longer than a busy machine stands
+/// still.
+const PATIENCE_NS: u64 = 60_000_000_000;
 /// Polls without a completion between two looks at the clock.
 const POLLS: u32 = 1 << 14;
 

@@ -83,7 +83,7 @@ impl Rig {
 
     fn turn(&mut self) {
         self.carrying.serve(Instant::now());
-        self.carrying.notify();
+        self.carrying.news.announce();
     }
 
     /// Joins streams of two programs of a tenant, each of which has an arena to itself.
@@ -399,6 +399,25 @@ fn a_guest_that_is_left_out_can_be_paused_and_its_memory_is_not_touched() {
     assert!(!guest.registers.function.quiesce());
     rig.turn();
     assert!(guest.registers.function.quiesce(), "its VMM waits");
+}
+
+/// A guest sleeps and takes away the memory that says so. Its tenant is left out.
+#[test]
+fn a_guest_that_is_left_out_is_interrupted_once_it_is_served_again() {
+    let mut rig = Rig::new();
+    let guest = rig.guest(1);
+    let tenants = rig.carrying.guests[&1].tenants.clone();
+    let control = piece(&guest.memory, 0);
+    let asleep = &control.words()[function::GUEST_ASLEEP / 8];
+    asleep.store(u64::MAX, Ordering::Relaxed);
+    rig.carrying.guests.get_mut(&1).unwrap().signal(0, 0).unwrap();
+    assert!(rig.carrying.stalls.charge(&tenants, Duration::from_secs(2)));
+    rig.turn();
+    assert!(matches!(rig.carrying.rest(Instant::now()), Rest::Asleep(Some(_))));
+    assert_eq!(asleep.load(Ordering::Relaxed), u64::MAX, "its memory is touched");
+    let until = rig.carrying.stalls.due().unwrap();
+    rig.carrying.serve(until);
+    assert_eq!(asleep.load(Ordering::Relaxed), 0);
 }
 
 /// The bell of a program's family cannot be watched.
