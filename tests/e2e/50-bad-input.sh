@@ -90,7 +90,8 @@ refuses 'whose port of the host' run --count 2 --publish 19000:80 "$image" true
 refuses 'whose port of the host' fork nobody --count 2 --publish 19000:80
 refuses 'no sandbox' logs nobody
 refuses 'signal' kill --signal NOPE nobody
-"$slipway" run -d --name taken "$image" -- sleep 100000 >/dev/null || fail "run"
+# Of this one only the name counts.
+"$slipway" run -d --accel hollow --name taken "$image" -- sleep 100000 >/dev/null || fail "run"
 refuses 'taken.*which runs; .*rm --force' run --name taken "$image" true
 refuses 'nosuchprog' run -d --name never "$image" nosuchprog
 "$slipway" logs never >"$work/out" 2>"$work/err" || fail "logs of a container that never ran"
