@@ -69,10 +69,16 @@ fuzz: ## fuzz every target for half an hour in all (fuzz/run --help for more)
 	@deploy/setup/setup.sh build fuzz
 	fuzz/run --total 1800
 
-soak: build ## fuzz every target for half an hour each; an interface down and up a hundred times; pods under kills for ten minutes; the CNI plugin under kills; fifty forks, twenty at once, and kills of forks, of snapshots and of memory and CPUs that come and go, memory of containers, crashes, restarts and given back memory on KVM; hostile guests and programs for five minutes each; memory of huge pages, whose limit on this host it raises
+soak: build ## fuzz every target for half an hour each; an interface down and up a hundred times; DPDK in a guest; pods under kills for ten minutes; the CNI plugin under kills; fifty forks, twenty at once, and kills of forks, of snapshots and of memory and CPUs that come and go, memory of containers, crashes, restarts and given back memory on KVM; hostile guests and programs for five minutes each; memory of huge pages, whose limit on this host it raises
 	@deploy/setup/setup.sh build run driver fuzz
-	for test in 46-e1000 46-e1000-driver; do \
+	for test in 46-e1000 46-e1000-driver 46-guest-network; do \
 	    SLIPWAY=$(TARGET)/release/slipway SLIPWAY_DRIVER_ROUNDS=100 tests/e2e/$$test.sh || exit; done
+	for test in 46-testpmd 71-plug; do \
+	    SLIPWAY=$(TARGET)/release/slipway SLIPWAY_SOAK=1 tests/e2e/$$test.sh || exit; done
+	@# With QEMU: `make test` has fewer kills, and a shorter time.
+	for test in 35-restart 37-restart-sandboxes 40-crash 41-start-kills 42-plug-kills; do \
+	    SLIPWAY=$(TARGET)/release/slipway SLIPWAY_RESTART_SECONDS=120 SLIPWAY_RESTART_KILLS=10 SLIPWAY_KILLS=8 \
+	        tests/e2e/$$test.sh || exit; done
 	cargo test --locked --package slipway-pool --package slipway-vmm-process --test pool --test numa -- --ignored
 	HOSTILE_SECONDS=300 SLIPWAY=$(TARGET)/release/slipway tests/e2e/61-hostile-neighbours.sh
 	SLIPWAY_HOSTILE_SECONDS=300 cargo test --locked --package slipway-vmm --test guests hostile
@@ -84,7 +90,7 @@ soak: build ## fuzz every target for half an hour each; an interface down and up
 	    $(TARGET)/release/slipway || [ $$? = 77 ]
 	SLIPWAY_LAB_LIMIT=14400 lab/kvm-host --test 12-bound-memory --test 13-template-memory --test 13-template-auto --test 15-fork-kills --test 17-snapshot-kills --test 40-crash --test 41-start-kills --test 42-plug-kills --test 47-network-restart --test 65-free-pages --test 65-memory \
 	    --set SLIPWAY_KILLS=40 $(TARGET)/release/slipway || [ $$? = 77 ]
-	SLIPWAY_LAB_LIMIT=14400 lab/kvm-host --hardware --test 69-hardware --test 69-hardware-memory --test 69-hardware-bench --test 75-pod-hardware \
+	SLIPWAY_LAB_LIMIT=14400 lab/kvm-host --hardware --test 69-hardware --test 69-hardware-memory --test 69-hardware-bench --test 75-pod-hardware --test 78-pod-memory \
 	    --set SLIPWAY_HARDWARE_CYCLES=100 $(TARGET)/release/slipway || [ $$? = 77 ]
 	SLIPWAY_LAB_LIMIT=14400 lab/kvm-host --igb --test 69-hardware-nic $(TARGET)/release/slipway || [ $$? = 77 ]
 	fuzz/run --each 1800

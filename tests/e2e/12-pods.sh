@@ -179,8 +179,10 @@ is last exited || fail "a container of an ended pod is $(container last)"
 s rm pod >/dev/null || fail "rm pod"
 
 # The guest, the record and the host's control group follow the limits of CPU time.
-s pod create room --cpus 1 --max-cpus 3 >/dev/null || fail "room: $(explain)"
+s pod create room --cpus 1 --max-cpus 3 --max-containers 4 --network none >/dev/null || fail "room: $(explain)"
 s run -d --pod room --name idle "$image" -- sleep 1000 >/dev/null || fail "idle: $(explain)"
+[ "$(s exec room/idle ls /sys/class/net)" = lo ] || fail "without a network a pod has: $(s exec room/idle ls /sys/class/net)"
+ok "without a network there is the loopback interface only"
 has_cpus() {
     local limit
     [ "$(s ps --json | python3 -c 'import json,sys
@@ -208,19 +210,18 @@ s update room --cpus 2 >/dev/null && has_cpus 2 || fail "update: $(s ps; explain
 [ "$(s run --pod room --rm --cpus 3 "$image" -- nproc)" = 2 ] && has_cpus 2 || fail "a chosen number changes: $(s ps; explain)"
 s update room --cpus 1 >/dev/null && [ "$(s run --pod room --rm --cpus 2 "$image" -- nproc)" = 3 ] || fail "it follows no more: $(s ps; explain)"
 wait_until 60 has_cpus 1 || fail "at last: $(s ps; explain)"
-s stop --time 1 room >/dev/null && s rm room >/dev/null || fail "room does not end: $(explain)"
 ok "CPUs come before containers with limits begin, and go after them; a number that the user chose stays"
 
-s pod create brief --max-containers 2 >/dev/null && s run -d --pod brief --name c "$image" -- sleep 1000 >/dev/null || fail "brief: $(explain)"
-s run -d --pod brief --name d "$image" -- sleep 1000 >/dev/null || fail "d: $(explain)"
-refused 'brief has 2 containers that have not ended, the most that there may be' run -d --pod brief --name e "$image" -- true
-s stop --time 1 brief/d >/dev/null || fail "d does not stop: $(explain)"
-s run -d --pod brief --name e "$image" -- sleep 1000 >/dev/null || fail "a container in place of one that has ended: $(explain)"
-refused 'brief has 2 containers' run -d --pod brief --name f "$image" -- true
+# It has idle and one.
+for name in c d; do s run -d --pod room --name $name "$image" -- sleep 1000 >/dev/null || fail "$name: $(explain)"; done
+refused 'room has 4 containers that have not ended, the most that there may be' run -d --pod room --name e "$image" -- true
+s stop --time 1 room/d >/dev/null || fail "d does not stop: $(explain)"
+s run -d --pod room --name e "$image" -- sleep 1000 >/dev/null || fail "a container in place of one that has ended: $(explain)"
+refused 'room has 4 containers' run -d --pod room --name f "$image" -- true
 ok "one container more than a pod may have is refused in a line, and one that has ended makes room"
-kill -9 "$(vmm_of brief)"
-[ "$(s wait brief/c)" = 137 ] || fail "a container of a dead VMM: $(s ps)"
-wait_until 20 is_state brief failed || fail "a pod whose VMM was killed is $(state_of brief)"
-s rm brief >/dev/null || fail "rm brief"
+kill -9 "$(vmm_of room)"
+[ "$(s wait room/c)" = 137 ] || fail "a container of a dead VMM: $(s ps)"
+wait_until 20 is_state room failed || fail "a pod whose VMM was killed is $(state_of room)"
+s rm room >/dev/null || fail "rm room"
 [ -z "$(leftovers)" ] || fail "left over: $(leftovers)"
 ok "containers and pods end, also by the death of their VMM, and leave nothing"

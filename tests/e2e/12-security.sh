@@ -27,7 +27,9 @@ mkdir: cannot create directory '/tmp/x': Block device required
 rmdir: failed to remove '/no': No such file or directory" ] || fail "a restricted container: $out"
 ok "capabilities, groups, no new privileges, kernel settings and a profile of system calls are as asked for"
 
-out=$("$slipway" run --rm --user 1000:1000 --security-opt "seccomp=$work/profile.json" "$image" -- \
+# These are in one pod.
+"$slipway" pod create pod --network none >/dev/null || fail "pod create"
+out=$("$slipway" run --pod pod --rm --user 1000:1000 --security-opt "seccomp=$work/profile.json" "$image" -- \
     sh -c "$look; mkdir /tmp/x 2>&1") || true
 [ "$out" = "1000
 CapEff:0000000000000000
@@ -37,9 +39,10 @@ Seccomp:2
 mkdir: cannot create directory '/tmp/x': Block device required" ] || fail "a user under a profile: $out"
 ok "a profile counts for a user who is not root, who has no capabilities"
 
-"$slipway" run -d --name kept --cap-drop ALL --cap-add KILL --security-opt "seccomp=$work/profile.json" "$image" -- sleep 1000 >/dev/null ||
+"$slipway" run --pod pod -d --name kept --cap-drop ALL --cap-add KILL --security-opt "seccomp=$work/profile.json" "$image" -- sleep 1000 >/dev/null ||
     fail "a container for exec did not start"
-out=$("$slipway" exec kept -- sh -c "$look"; "$slipway" exec --cap-add chown --group-add 9 --security-opt no-new-privileges kept -- sh -c "$look")
+out=$("$slipway" exec pod/kept -- sh -c "$look"
+"$slipway" exec --cap-add chown --group-add 9 --security-opt no-new-privileges pod/kept -- sh -c "$look")
 [ "$out" = "0
 CapEff:0000000000000020
 CapBnd:0000000000000020
@@ -50,7 +53,7 @@ CapEff:0000000000000021
 CapBnd:0000000000000021
 NoNewPrivs:1
 Seccomp:2" ] || fail "exec: $out"
-"$slipway" rm --force kept >/dev/null || fail "rm"
+"$slipway" rm --force pod >/dev/null || fail "rm"
 ok "a further process has its container's rights, or its own"
 
 # refuses WORDS ARGUMENTS…: `slipway run` fails and says so.

@@ -1,17 +1,27 @@
 #!/usr/bin/env bash
-# NVMe in the guest: who it says it is, verified I/O, discard, file systems, power-off in mid-write.
+# NVMe in the guest: who it says it is, verified I/O, discard, file systems, power-off in mid-write. All of it in one sandbox
+# with several volumes, which loses its power in the end, and in one that finds the disk afterwards.
 . "$(dirname "$0")/lib.sh"
 need_node
 
-out=$("$slipway" run --rm --privileged --volume data:16M "$image" -- sh -ec '
+truncate -s 64M "$work/disk.img" "$work/fixed.img"
+truncate -s 256M "$work/power.img"
+printf 'fixed bytes' | dd of="$work/fixed.img" conv=notrunc status=none
+# Namespaces 1 and 2 are the image and the layer.
+volumes=(--volume data:64M --volume four:64M:4k --volume at:16M:/at --volume four-at:16M:4k:/four
+    --volume "file:$work/disk.img" --volume "file:$work/fixed.img:ro" --volume "file:$work/power.img")
+"$slipway" run -d --name disks --privileged --memory 512M "${volumes[@]}" "$image" -- sleep 100000 >/dev/null || fail "run"
+in_guest() { timeout 600 "$slipway" exec disks sh -ec "$1"; }
+
+out=$(in_guest '
     nvme id-ctrl /dev/nvme0 | grep "^mn .*Slipway"
-    test "$(nvme list-ns /dev/nvme0 | wc -l)" = 3
+    test "$(nvme list-ns /dev/nvme0 | wc -l)" = 9
     nvme smart-log /dev/nvme0 | grep -q "^critical_warning[[:space:]]*: 0"
     nvme error-log /dev/nvme0 | grep -q "Error Log Entries"
     nvme fw-log /dev/nvme0 | grep -q frs1
     nvme get-log /dev/nvme0 --log-id=5 --log-len=4096 | grep -q "0000:.* 01 "
     nvme get-feature /dev/nvme0 -f 7 | grep -qi "value"
-    nvme id-ns /dev/nvme0 -n 3 | grep -q "^nsze *: 0x8000"
+    nvme id-ns /dev/nvme0 -n 3 | grep -q "^nsze *: 0x20000"
     nvme ns-descs /dev/nvme0 -n 3 | grep -q uuid
     nvme flush /dev/nvme0n3
     nvme admin-passthru /dev/nvme0 --opcode=0x7f 2>&1 | grep -qi "invalid"
@@ -20,7 +30,7 @@ out=$("$slipway" run --rm --privileged --volume data:16M "$image" -- sh -ec '
 ok "nvme id-ctrl: $(grep '^mn ' <<<"$out" | tr -s ' ')"
 ok "nvme-cli: namespaces, logs, features, descriptors, a bad opcode, a reset"
 
-out=$("$slipway" run --rm --privileged --volume data:64M --volume four:64M:4k "$image" -- sh -ec '
+out=$(in_guest '
     c=/dev/nvme0 d=/dev/nvme0n3 four=/dev/nvme0n4
     head -c 4096 /dev/urandom > /tmp/a; cp /tmp/a /tmp/b
     head -c 1 /tmp/a | tr "\000-\377" "\001-\377\000" | dd of=/tmp/b conv=notrunc status=none
@@ -49,41 +59,36 @@ out=$("$slipway" run --rm --privileged --volume data:64M --volume four:64M:4k "$
     test "$(blockdev --getss $d) $(blockdev --getss $four)" = "512 4096"
     nvme write $four -s 1 -c 0 -z 4096 -d /tmp/a; same $four 1 0
     mkfs.ext4 -q $four; e2fsck -fn $four >/dev/null 2>&1
+    nvme reset $c
     echo done' 2>"$work/err") && [ "$(tail -1 <<<"$out")" = "done" ] || fail "NVMe commands: $(tail -3 <<<"$out") $(tail -3 "$work/err")"
 ok "compare, verify, copy, write-zeroes, dsm, every feature, abort; a volume with blocks of 4 KiB"
 
+in_guest 'fio --name=verify --filename=/dev/slipway/data --rw=randwrite --bsrange=512-128k --bs_unaligned=0 \
+    --blockalign=4k --iodepth=32 --numjobs=4 --size=16M --offset_increment=16M --direct=1 \
+    --ioengine=libaio --verify=crc32c --do_verify=1 --verify_fatal=1 --group_reporting --minimal' \
+    >"$work/fio" 2>&1 || fail "fio: $(tail -5 "$work/fio")"
+ok "fio verify=crc32c, random writes of mixed sizes, depth 32, 4 jobs, 64 MiB"
 # Linux takes SGLs for large segments; here for all.
-"$slipway" run --rm --privileged --memory 512M --volume data:128M "$image" -- sh -ec '
-    echo 512 > /sys/module/nvme/parameters/sgl_threshold
-    test "$(cat /sys/module/nvme/parameters/sgl_threshold)" = 512
+in_guest 'threshold=/sys/module/nvme/parameters/sgl_threshold
+    echo 512 > $threshold
+    test "$(cat $threshold)" = 512
     fio --name=sgl --filename=/dev/slipway/data --rw=randwrite --bsrange=4k-256k --blockalign=4k --iodepth=16 \
-        --size=128M --direct=1 --ioengine=libaio --verify=crc32c --do_verify=1 --verify_fatal=1 --minimal' \
-    >"$work/fio" 2>&1 || fail "fio over SGLs: $(tail -5 "$work/fio")"
+        --size=32M --direct=1 --ioengine=libaio --verify=crc32c --do_verify=1 --verify_fatal=1 --minimal
+    echo 32768 > $threshold' >"$work/fio" 2>&1 || fail "fio over SGLs: $(tail -5 "$work/fio")"
 ok "fio verify=crc32c with SGLs"
 
-"$slipway" run --rm --memory 512M --volume data:256M "$image" -- \
-    fio --name=verify --filename=/dev/slipway/data --rw=randwrite --bsrange=512-128k --bs_unaligned=0 \
-    --blockalign=4k --iodepth=32 --numjobs=4 --size=64M --offset_increment=64M --direct=1 \
-    --ioengine=libaio --verify=crc32c --do_verify=1 --verify_fatal=1 --group_reporting --minimal \
-    >"$work/fio" 2>&1 || fail "fio: $(tail -5 "$work/fio")"
-ok "fio verify=crc32c, random writes of mixed sizes, depth 32, 4 jobs, 256 MiB"
-
-truncate -s 64M "$work/disk.img"
-out=$("$slipway" run --rm --volume data:64M:/data --volume four:64M:4k:/four --volume "file:$work/disk.img" "$image" -- \
-    sh -ec 'for at in /data /four; do echo mounted >$at/file; cat $at/file; grep " $at ext4 " /proc/mounts; done
-        printf "kept bytes" | dd of=/dev/slipway/disk.img bs=4096 conv=sync oflag=direct status=none; sync') \
+out=$(in_guest 'for at in /at /four; do echo mounted >$at/file; cat $at/file; grep " $at ext4 " /proc/mounts; done
+    printf "kept bytes" | dd of=/dev/slipway/disk.img bs=4096 conv=sync oflag=direct status=none; sync') \
     || fail "volumes with a mount point, and of a file: $out"
 [ "$(grep -c mounted <<<"$out")" = 2 ] || fail "volumes with a mount point: $out"
 ok "a scratch volume with a mount point has a file system"
-[ "$(head -c 10 "$work/disk.img")" = "kept bytes" ] || fail "the file volume lost its bytes"
-ok "a file volume keeps its bytes"
-"$slipway" run --rm --volume "file:$work/disk.img:ro" "$image" -- \
-    sh -c 'dd if=/dev/zero of=/dev/slipway/disk.img bs=4096 count=1 oflag=direct status=none' 2>/dev/null \
+[ "$(head -c 10 "$work/disk.img")" = "kept bytes" ] || fail "the file volume lacks what was written"
+in_guest 'dd if=/dev/zero of=/dev/slipway/fixed.img bs=4096 count=1 oflag=direct status=none' 2>/dev/null \
     && fail "a read-only volume was written"
-[ "$(head -c 10 "$work/disk.img")" = "kept bytes" ] || fail "a read-only volume changed"
+[ "$(head -c 11 "$work/fixed.img")" = "fixed bytes" ] || fail "a read-only volume changed"
 ok "a read-only volume refuses writes"
 
-"$slipway" run --rm --privileged --volume data:256M "$image" -- sh -ec '
+in_guest '
     d=/dev/slipway/data
     head -c 1M /dev/urandom > $d; sync
     blkdiscard $d
@@ -94,16 +99,17 @@ ok "a read-only volume refuses writes"
     mount $d /m; test "$sum" = "$(sha256sum < /m/f)"; umount /m' || fail "blkdiscard, mkfs.ext4"
 ok "blkdiscard zeroes; mkfs.ext4, mount, write, remount, fsck"
 
-truncate -s 256M "$work/power.img"
-"$slipway" run -d --name power --privileged --volume "file:$work/power.img" "$image" -- sh -ec '
-    d=/dev/slipway/power.img; mkfs.ext4 -q $d; mkdir /m; mount $d /m
-    echo synced > /m/first; sync
-    i=0; while :; do head -c 300k /dev/urandom > /m/f$((i % 40)); i=$((i + 1)); echo $i; done' >/dev/null \
-    || fail "the writer did not start"
-wait_until 60 sh -c "'$slipway' logs power | grep -q '^20$'" || fail "the writer does not write"
-kill -9 "$(vmm_of power)"
-wait_until 20 is_state power failed || fail "after the power-off: $("$slipway" ps)"
-"$slipway" rm power >/dev/null || fail "rm"
+in_guest '
+    d=/dev/slipway/power.img; mkfs.ext4 -q $d; mkdir /power; mount $d /power
+    echo synced > /power/first; sync
+    i=0; while :; do head -c 300k /dev/urandom > /power/f$((i % 40)); i=$((i + 1)); echo $i; done' >"$work/writes" 2>/dev/null & writer=$!
+wait_until 60 grep -q '^20$' "$work/writes" || fail "the writer does not write: $(tail -3 "$work/writes")"
+kill -9 "$(vmm_of disks)"
+wait_until 20 is_state disks failed || fail "after the power-off: $("$slipway" ps)"
+wait "$writer"
+"$slipway" rm disks >/dev/null || fail "rm"
+[ "$(head -c 10 "$work/disk.img")" = "kept bytes" ] || fail "the file volume lost its bytes"
+ok "a file volume keeps its bytes"
 "$slipway" run --rm --privileged --volume "file:$work/power.img" "$image" -- sh -c '
     d=/dev/slipway/power.img; e2fsck -fy $d >/dev/null 2>&1; s=$?; [ $s -le 1 ] || exit 9
     e2fsck -fn $d >/dev/null 2>&1 || exit 8

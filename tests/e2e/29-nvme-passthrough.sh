@@ -1,17 +1,27 @@
 #!/usr/bin/env bash
-# An endpoint on an NVMe namespace by passthrough commands, in a guest, with a driver of ours as its
-# client: data is the same by the namespace's block device; resets, another size and the end of the
-# namespace beneath it. The namespace is one of Slipway's; what runs in the guest is the plane's own
+# A disk and an endpoint on an NVMe namespace by passthrough commands, in a guest. The namespace is one of
+# Slipway's, so that Linux's driver is between two ends of ours. Of the disk the block crate's own tests
+# run in the guest. The endpoint has a driver of ours as its client: data is the same by the namespace's
+# block device; resets, another size and the end of the namespace beneath it. That is the plane's own
 # test, which says what is to be done to it.
 . "$(dirname "$0")/lib.sh"
 need_node
 command -v cargo >/dev/null || skip "cargo, to find the test program"
+program=$(test_program slipway-block --lib slipway_block) || fail "no test program of slipway-block: $(tail -3 "$work/cargo.log")"
+strip -o "$work/block" "$program" || fail "strip"
 program=$(test_program slipway-plane "--test passthrough" passthrough) || fail "no test program of slipway-plane: $(tail -3 "$work/cargo.log")"
 strip -o "$work/program" "$program" || fail "strip"
 
 "$slipway" disk create medium ram:16M >/dev/null || fail "disk create"
-"$slipway" run -d --name guest --privileged --memory 512M "$image" -- sleep 100000 >/dev/null || fail "run"
+"$slipway" run -d --name guest --privileged --memory 512M --volume data:16M --volume four:16M:4k "$image" -- sleep 100000 >/dev/null ||
+    fail "run"
 in_guest() { "$slipway" exec "$@"; }
+in_guest -i guest sh -c 'cat >/tmp/block && chmod +x /tmp/block && for node in /dev/ng0n3 /dev/ng0n4; do
+        ls $node && SLIPWAY_TEST_NVME=$node /tmp/block --show-output passthrough || exit
+    done; rm /tmp/block' <"$work/block" >"$work/output" 2>&1 || fail "$(tail -20 "$work/output")"
+grep -q 'SKIPPED' "$work/output" && fail "it was skipped: $(cat "$work/output")"
+[ "$(grep -c 'a_namespace_equals_its_model ... ok' "$work/output")" = 2 ] || fail "$(tail -20 "$work/output")"
+ok "a namespace equals its model by passthrough commands, with blocks of 512 bytes and of 4 KiB, and several disks share it"
 id=$("$slipway" inspect guest | python3 -c 'import json,sys; print(json.load(sys.stdin)[0]["id"])')
 nsid=$("$slipway" endpoint attach "$id" medium) || fail "attach"
 node=nvme0n$nsid generic=ng0n$nsid

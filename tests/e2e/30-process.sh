@@ -1,36 +1,40 @@
 #!/usr/bin/env bash
-# A process in a sandbox behaves as one: status, signals, terminal, streams, detaching.
+# A process in a sandbox behaves as one: status, signals, terminal, streams, detaching. What a process says and gets is the same
+# for one that has its sandbox for itself and for one in a pod, so that several are in one pod.
 . "$(dirname "$0")/lib.sh"
 need_node
 
-out=$("$slipway" run --rm -e A=1 -e B='two words' -w /usr -u nobody "$image" -- \
+"$slipway" pod create pod >/dev/null || fail "pod create"
+in_pod() { "$slipway" run --pod pod --rm "$@"; }
+out=$(in_pod -e A=1 -e B='two words' -w /usr -u nobody "$image" -- \
     sh -c 'echo "$A|$B|$(pwd)|$(id -un)"; exit 3')
 status=$?
 [ "$status" = 3 ] || fail "exit 3 gave $status"
 ok "exit status 3"
 [ "$out" = "1|two words|/usr|nobody" ] || fail "environment, directory, user: $out"
 ok "environment, working directory, user"
-"$slipway" run --rm "$image" -- /no/such/program 2>"$work/err"; [ $? = 127 ] || fail "127: $(cat "$work/err")"
+in_pod "$image" -- /no/such/program 2>"$work/err"; [ $? = 127 ] || fail "127: $(cat "$work/err")"
 ok "a missing program gives 127: $(cat "$work/err")"
-"$slipway" run --rm "$image" -- /etc/passwd 2>/dev/null; [ $? = 126 ] || fail "not executable"
+in_pod "$image" -- /etc/passwd 2>/dev/null; [ $? = 126 ] || fail "not executable"
 ok "a file that is no program gives 126"
 
-"$slipway" run --name term "$image" -- sh -c 'trap "echo caught; exit 7" TERM; echo ready; while :; do sleep 0.1; done' \
+"$slipway" run --pod pod --name term "$image" -- sh -c 'trap "echo caught; exit 7" TERM; echo ready; while :; do sleep 0.1; done' \
     >"$work/term" & pid=$!
 wait_until 60 grep -q ready "$work/term" || fail "not ready"
 kill -TERM "$pid"; wait "$pid"; status=$?
 [ "$status" = 7 ] && grep -q caught "$work/term" || fail "SIGTERM: status $status, $(cat "$work/term")"
-"$slipway" rm term >/dev/null
+"$slipway" rm pod/term >/dev/null || fail "rm"
 ok "SIGTERM to the command reaches the process"
 
-bytes=$(head -c 5000000 /dev/urandom | tee "$work/in" | "$slipway" run --rm -i "$image" -- \
-    sh -c 'sha256sum >&2; head -c 100000000 /dev/zero | tr "\0" x; echo end >&2' 2>"$work/err" | sha256sum)
-want=$(head -c 100000000 /dev/zero | tr '\0' x | sha256sum)
-[ "$bytes" = "$want" ] && grep -q end "$work/err" || fail "100 MB came as another stream"
-ok "100 MB through standard output arrive whole"
+bytes=$(head -c 5000000 /dev/urandom | tee "$work/in" | in_pod -i "$image" -- \
+    sh -c 'sha256sum >&2; head -c 20000000 /dev/zero | tr "\0" x; echo end >&2' 2>"$work/err" | sha256sum)
+want=$(head -c 20000000 /dev/zero | tr '\0' x | sha256sum)
+[ "$bytes" = "$want" ] && grep -q end "$work/err" || fail "20 MB came as another stream"
+ok "20 MB through standard output arrive whole"
 grep -qxF "$(sha256sum <"$work/in")" "$work/err" || fail "standard input: $(cat "$work/err")"
 ok "5 MB through standard input arrive whole"
 
+# In a sandbox of its own, as a user has it.
 python3 - "$slipway" "$image" "$slower" <<'P' || fail "no usable shell with -it"
 import fcntl, os, pty, re, select, struct, sys, termios, time
 pid, fd = pty.fork()
@@ -89,12 +93,13 @@ grep -qx "$(printf 'Seccomp_filters:\t2')" "/proc/$vmm/status" || fail "$(grep S
 for fd in "/proc/$vmm/fd/"*; do
     [ ! -d "$fd" ] || fail "the VMM has a directory open: $(readlink "$fd")"
 done
-"$slipway" run -d --rm --name beside "$image" -- sleep 1000 >/dev/null || fail "a second sandbox"
+other=$(vmm_of pod)
+runs "$other" || fail "no VMM of the pod: $other"
 for namespace in net mnt pid ipc; do
-    [ "$(readlink "/proc/$vmm/ns/$namespace")" != "$(readlink "/proc/$(vmm_of beside)/ns/$namespace")" ] ||
+    [ "$(readlink "/proc/$vmm/ns/$namespace")" != "$(readlink "/proc/$other/ns/$namespace")" ] ||
         fail "two VMMs share a $namespace namespace"
 done
-"$slipway" rm --force beside >/dev/null
+"$slipway" rm --force pod >/dev/null || fail "rm"
 ok "a VMM has no environment, no files, and namespaces and a filter of its own"
 "$slipway" stats back | grep -q back || fail "stats"
 "$slipway" stats -f back >"$work/stats" & stats=$!

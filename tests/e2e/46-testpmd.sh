@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # DPDK's testpmd forwards frames in a guest, with DPDK's own driver of the 82540EM on uio_pci_generic: each frame that the host
 # sends comes back with its MAC addresses swapped and nothing else changed. Link changes reach testpmd as interrupts. The
-# kernel's driver takes the interface back. Needs a guest kernel with uio_pci_generic (`deploy/setup/setup.sh e1000`).
+# kernel's driver takes the interface back. Needs a guest kernel with uio_pci_generic (`deploy/setup/setup.sh e1000`), and is a
+# part of `make soak`.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 # shellcheck source=tests/e2e/e1000.sh
 . "$here/e1000.sh"
+only_in_soak "it makes an image with all of DPDK, whose driver polls all the time"
 own_image dpdk dpdk-dev librte-net-e1000-23 librte-mempool-ring23 kmod iproute2 iputils-ping
 modules=$(readlink -e "$kernel")/modules/kernel/drivers/uio
 [ -f "$modules/uio_pci_generic.ko" ] || skip "uio_pci_generic of the guest's kernel (deploy/setup/setup.sh e1000)"

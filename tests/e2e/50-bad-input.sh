@@ -95,7 +95,8 @@ refuses '0.5 CPUs: a sandbox or a pod has whole CPUs' run --cpus 0.5 no-such-ima
 refuses '"x y" is no host name' run --hostname 'x y' "$image" true
 refuses 'has to end in .svg, for a picture, or in .json' run --timeline "$work/t.txt" "$image" true
 refuses 'signal' kill --signal NOPE nobody
-"$slipway" run -d --name taken "$image" -- sleep 100000 >/dev/null || fail "run"
+# Of this one only the name counts.
+"$slipway" run -d --accel hollow --name taken "$image" -- sleep 100000 >/dev/null || fail "run"
 refuses 'taken.*which runs; .*rm --force' run --name taken "$image" true
 # ends STATUS ARGUMENTS…: a command that prints nothing but an error, and ends with this status.
 ends() {

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# All attackers at once beside a guest that verifies its data, a client of the same reactor and a pair of programs
-# on the same socket engine: no error, no pause above 100 ms, nothing held afterwards.
+# Clients that send garbage on vfio-user sockets, then all attackers at once, beside a guest that verifies its data, a client of
+# the same reactor and a pair of programs on the same socket engine: no error, no pause above 100 ms, nothing held afterwards.
 #
-# Takes 20 s; HOSTILE_SECONDS=3600 for an hour. Waits for a processor are not counted. HOSTILE_MOST: the longest pause
+# Takes 10 s; HOSTILE_SECONDS=3600 for an hour. Waits for a processor are not counted. HOSTILE_MOST: the longest pause
 # in ms, for machines that do nothing else; by default one of a second fails, since a thread that holds a lock of the kernel's
 # may wait for a processor too. HOSTILE_ONLY="punch vmm" plays those attackers alone.
 # alone: it measures pauses, and the machine's shared memory.
@@ -10,7 +10,7 @@
 need_node
 library=${SLIPWAY_LIBRARY:-$(dirname "$(readlink -f "$slipway")")/libslipway.so}
 [ -f "$library" ] || fail "$library is not built; \`make build\` builds it"
-seconds=${HOSTILE_SECONDS:-20}
+seconds=${HOSTILE_SECONDS:-10}
 only=${HOSTILE_ONLY:-descriptors parcels eventfds punch unmap contexts attach locks vmm}
 # The longest pause that a victim may have because of an attacker, and the 99th percentile of its waits, in ms.
 most=${HOSTILE_MOST:-1000} p99=50
@@ -42,6 +42,68 @@ plays() { [[ " $only " == *" $1 "* ]]; }
         --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 --minimal >/dev/null; do
         echo round $i; i=$((i+1)); done; echo BROKEN' >/dev/null || fail "run"
 wait_until 120 sh -c "'$slipway' logs good | grep -q 'round 1\$'" || fail "the neighbour does no I/O"
+rounds=$("$slipway" logs good | grep -c round)
+
+# Clients that send garbage on their vfio-user sockets, one after the other.
+for i in 1 2 3 4; do
+    "$slipway" endpoint create "garbage$i" --socket "$work/garbage$i" --disk ram:16M >/dev/null || fail "endpoint create"
+done
+
+python3 - "$work" <<'P' || fail "the garbage was not taken as it should"
+import array, os, random, socket, struct, sys, time
+random.seed(7)
+def connect(i):
+    s = socket.socket(socket.AF_UNIX); s.settimeout(60)
+    end = time.monotonic() + 120
+    while time.monotonic() < end:                                           # one client at a time: the rest queue
+        try: s.connect(f"{sys.argv[1]}/garbage{i}"); return s
+        except BlockingIOError: time.sleep(0.01)
+    sys.exit(f"garbage{i} accepts nobody any more")
+def message(id, command, payload, flags=0, size=None):
+    return struct.pack("<HHIII", id, command, 16 + len(payload) if size is None else size, flags, 0) + payload
+version = message(0, 1, struct.pack("<HH", 0, 1) + b'{"capabilities":{}}\0')
+for round in range(60):
+    s = connect(1)
+    try:
+        s.sendall(random.randbytes(random.randrange(1, 4096)))      # noise instead of a handshake
+    except OSError: pass
+    s.close()
+for round in range(200):                                             # a handshake, then noise in frames
+    s = connect(2)
+    try:
+        s.sendall(version)
+        for _ in range(20):
+            size = random.choice([None, 0, 1, 15, 16, 17, 0xffffffff, 0x7fffffff])
+            s.sendall(message(1, random.randrange(0, 20), random.randbytes(random.randrange(0, 80)), random.randrange(0, 64), size))
+    except OSError: pass
+    s.close()
+s = connect(3)                                                       # descriptors by the hundred
+s.sendall(version)
+fds = [os.open("/dev/null", os.O_RDWR) for _ in range(200)]
+try:
+    s.sendmsg([message(2, 2, b"\0" * 32)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+except OSError: pass
+stuck = connect(4)                                                   # half a header, then silence
+stuck.sendall(b"\0\0\1")
+time.sleep(2)
+P
+goes_on() { [ "$("$slipway" logs good | grep -c round)" -gt "$rounds" ]; }
+# neighbour_goes_on: the guest has done more than $rounds rounds of verified I/O.
+neighbour_goes_on() {
+    local after
+    wait_until 60 goes_on
+    after=$("$slipway" logs good | grep -c round)
+    is_state good running || fail "the neighbour ended: $("$slipway" logs --tail 3 good)"
+    "$slipway" logs good | grep -q BROKEN && fail "the neighbour's verified I/O broke"
+    [ "$after" -gt "$rounds" ] || fail "the neighbour stood still: $rounds, then $after rounds"
+    ok "the neighbour's verified I/O went on: $rounds rounds before, $after after"
+}
+neighbour_goes_on
+"$slipway" endpoint ls | grep -q garbage1 || fail "endpoint ls"
+"$slipway" endpoint rm garbage1 garbage2 garbage3 garbage4 >/dev/null || fail "endpoint rm"
+[ ! -e "$work/garbage1" ] || fail "a socket is left"
+ok "the endpoints of clients that send garbage went without a trace"
+
 daemon=$(lock_holder) || fail "no daemon"
 "$slipway" socket engine --socket "$socket" >"$work/engine.log" 2>&1 &
 engine=$!
@@ -109,13 +171,7 @@ for name in endpoint stream; do
     awk -v a="$its_longest" -v b="$most" 'BEGIN { exit !(a <= b) }' || fail "$name: a pause of $its_longest ms, above $most"
     ok "$name: $answers answers, 99 % within $its_p99 ms, no pause above $its_longest ms"
 done
-is_state good running || fail "the neighbour ended: $("$slipway" logs --tail 3 good)"
-"$slipway" logs good | grep -q BROKEN && fail "the neighbour's verified I/O broke"
-goes_on() { [ "$("$slipway" logs good | grep -c round)" -gt "$rounds" ]; }
-wait_until 60 goes_on
-after=$("$slipway" logs good | grep -c round)
-[ "$after" -gt "$rounds" ] || fail "the neighbour stood still: $rounds, then $after rounds"
-ok "the neighbour's verified I/O went on: $rounds rounds before, $after after"
+neighbour_goes_on
 
 # Attackers go; so does all that they made anybody hold.
 sleep 1

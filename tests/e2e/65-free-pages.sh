@@ -2,7 +2,7 @@
 # A guest reports the pages that it does not use (free_page_reporting = true): after a program that used 256 MiB has ended,
 # the file of the guest's memory is small again, and not a byte of another program or sandbox has changed. Such a sandbox is
 # saved, forked, and paused to a file, and its fork, itself when it is back, and a fork of a template give back what a program
-# used. With QEMU the guest reports nothing, and the log says why.
+# used. With QEMU the guest reports nothing, and the log says why, as it does of a root that cannot be shared (72-shared-root).
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_node
@@ -11,8 +11,13 @@ start_keeper
 
 if [ "${SLIPWAY_VMM:-}" != native ]; then
     export SLIPWAY_VMM=qemu
+    echo 'shared_root = "on"' >>"$SLIPWAY_CONFIG"
     start_daemon
-    "$slipway" run --rm --network none "$image" -- true || fail "run: $(explain)"
+    "$slipway" run --rm --network none "$image" -- sh -c 'test -b /dev/pmem0 || test -e /sys/block/pmem0 && exit 1; exit 9'
+    status=$?
+    [ "$status" = 9 ] || fail "with QEMU the status is $status: $(explain)"
+    grep -q 'its root is a disk.*its VMM is QEMU' "$work/daemon.log" || fail "no reason is logged: $(explain)"
+    ok "with QEMU the root is a disk, and the log says why"
     grep -q 'its guest reports no free pages.*its VMM is QEMU' "$work/daemon.log" || fail "no reason is logged: $(explain)"
     ok "with QEMU a guest reports no free pages, and the log says why"
     skip "slipway-vmm on KVM (SLIPWAY_VMM=native): lab/kvm-host --test $test_name SLIPWAY"

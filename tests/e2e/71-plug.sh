@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # A stock kernel is given a disk and a CPU while it runs, uses both, and gives them up again, on slipway-vmm in an emulated
-# server.
+# server. A part of `make soak`.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_root
+only_in_soak "programs are compiled for its server"
 [ -e "${SLIPWAY_LAB:-/var/lib/slipway/lab}/kernels/bookworm/release" ] || skip "a kernel that lab/kernel has fetched"
 
 "${outside[@]}" "$top/lab/plug" bookworm >"$work/lab" 2>&1

@@ -97,7 +97,7 @@ is_state one running || fail "after the daemon's end: $("$slipway" ps; explain)"
     || fail "a share after the daemon's end: $(explain)"
 ok "a share goes on when the daemon is killed"
 
-"$slipway" run -d --name plain "$image" -- sleep 100000 >/dev/null || fail "run: $(explain)"
+"$slipway" run -d --accel hollow --name plain "$image" -- sleep 100000 >/dev/null || fail "run: $(explain)"
 [ "$(servers)" = "$server" ] || fail "a sandbox without shares has a server: $(servers)"
 ok "a sandbox without shares has no server"
 

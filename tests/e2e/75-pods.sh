@@ -327,18 +327,12 @@ if [ -n "$wired" ]; then
 fi
 ok "SIGTERM ends a pod with its containers, and its shim with the last of them; its function goes back"
 
-pod brief
-started brief "$image" inner sleep 1000
-kill -KILL "$(vmm brief)"
-for id in inner brief; do wait_until 60 stopped $id || fail "$id after its VMM's death: $(c task ls) $(explain)"; done
-for id in inner brief; do deleted $id; ended_with 137; done
-wait_until 60 gone || fail "after the VMM's death: $("$slipway" ps) $(c task ls) shims: $(shims)"
 pod orphan
 started orphan "$image" inner sleep 1000
 end_shims
 wait_until 60 gone || fail "after kill -9 of the shim and its holder: $("$slipway" ps) $(c task ls) $(explain)"
 for id in inner orphan; do c container delete $id || fail "container delete: $(explain)"; done
-ok "a VMM was killed: all end with status 137; a shim and its holder were killed: containerd cleaned up, and the pod is gone"
+ok "a shim and its holder were killed: containerd cleaned up, and the pod is gone"
 # The control group of a pod: below a parent that the pod's configuration names.
 late=() parents=()
 for root in /sys/fs/cgroup $([ -e /sys/fs/cgroup/cgroup.controllers ] || echo /sys/fs/cgroup/{memory,cpu,pids}); do
@@ -395,11 +389,12 @@ started net "$image" serves sh -c 'while :; do echo hello | nc -l -p 8081; done'
 said() { [ "$(nsenter --net=/run/netns/$ns busybox nc -w 5 127.0.0.1 8081 </dev/null)" = hello ]; }
 wait_until 60 said || fail "no answer at 127.0.0.1 in the pod's namespace: $(explain)"
 grep -q "inet 10.89.0.2/24" <<<"$(inside serves busybox ip address)" || fail "address: $(inside serves busybox ip address)"
-c task kill -s SIGKILL net || fail "kill: $(explain)"
-for id in serves net; do wait_until 60 stopped $id || fail "$id: $(c task ls) $(explain)"; deleted $id; done
-wait_until 60 gone || fail "after a pod with a namespace: $("$slipway" ps) $(c task ls) shims: $(shims)"
+kill -KILL "$(vmm net)"
+for id in serves net; do wait_until 60 stopped $id || fail "$id after its VMM's death: $(c task ls) $(explain)"; done
+for id in serves net; do deleted $id; ended_with 137; done
+wait_until 60 gone || fail "after the VMM's death: $("$slipway" ps) $(c task ls) shims: $(shims)"
 ip netns delete $ns
-ok "a pod has the interface of its network namespace, and its ports there"
+ok "a pod has the interface of its network namespace, and its ports there; its VMM was killed: all end with status 137"
 
 if [ -z "${cri:-}" ]; then
     printf 'SKIPPED: e2e/75-pods: crictl needs %s\n' "crictl and the plugins of CNI"

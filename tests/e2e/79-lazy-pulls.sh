@@ -23,7 +23,7 @@ cp "$(command -v busybox)" "$work/programs/bin/busybox" || fail "no busybox"
 for name in sh cat echo sleep id ls sha256sum; do ln -s busybox "$work/programs/bin/$name"; done
 printf 'root:x:0:0::/root:/bin/sh\ngames:x:5:60::/:/bin/sh\n' >"$work/programs/etc/passwd"
 head -c 8M /dev/urandom >"$work/files/data/read"
-head -c 64M /dev/urandom >"$work/files/data/never"
+head -c 16M /dev/urandom >"$work/files/data/never"
 head -c 16M /dev/urandom >"$work/big/data/big"
 echo of the image >"$work/big/data/small"
 make_image() { python3 "$here/estargz.py" "$work/registry" "$@" || fail "no image $1"; }
@@ -51,7 +51,7 @@ rate $((8 << 20))
 [[ $(of_registry test/lazy) == *:lazy ]] || fail "after image pull --lazy: $(of_registry '')"
 pulled=$(sent)
 [ "$pulled" -lt $((1 << 20)) ] || fail "image pull --lazy fetched $pulled bytes of $(du -bs "$work/registry/blobs" | cut -f 1)"
-ok "an image of 72 MiB and more is there after $pulled bytes"
+ok "an image of 24 MiB and more is there after $pulled bytes"
 start_daemon
 "$slipway" run --rm --lazy "$from/test/lazy:1" -- sh -c 'sha256sum /data/read; sleep 1' >"$work/read" 2>"$work/err" & run=$!
 wait_until 120 test -s "$work/read" || fail "run --lazy: $(cat "$work/err") $(explain)"

@@ -169,19 +169,19 @@ CHECK
 [ "$("$slipway" ps --json)" = "[]" ] || fail "bench function leaves $("$slipway" ps)"
 ok "bench function: a burst of two on one sandbox, nothing is left"
 
-# Guests with a volume, at once and singly.
-timeout 600 "$slipway" bench startup --count 2 --rounds 1 --arms none --single --volume data:16M:/data --json --svg "$work/s.svg" \
+# A guest with a volume, in a turn of one and singly. Turns of several are those of 67-hollow.
+timeout 600 "$slipway" bench startup --count 1 --rounds 1 --arms none --single --volume data:16M:/data --json --svg "$work/s.svg" \
     "$image" >"$work/s.json" 2>"$work/errors" || fail "bench startup: $(tail -3 "$work/errors")"
 python3 - "$work/s.json" "$work/s.svg" <<'CHECK' || fail "the report of bench startup"
 import json, sys, xml.dom.minidom
 report = json.load(open(sys.argv[1]))
 run, = report["runs"]
 measured = run["measured"]
-assert (run["subject"], run["load"]["count"], report["volumes"]) == ("none", 2, 1), run
+assert (run["subject"], run["load"]["count"], report["volumes"]) == ("none", 1, 1), run
 assert measured["busy_ns"] > 0 and measured["singles"]["busy_ns"] > 0 and measured["processors"] > 0, run
-assert len(measured["timelines"]) == 2 and len(measured["singles"]["times_ns"]) == 2, run
+assert len(measured["timelines"]) == 1 and len(measured["singles"]["times_ns"]) == 1, run
 assert "single starts" in open(sys.argv[2]).read()
 xml.dom.minidom.parse(sys.argv[2])
 CHECK
 [ "$("$slipway" ps --json)" = "[]" ] || fail "bench startup leaves $("$slipway" ps)"
-ok "bench startup: two guests with a volume at once, and the same singly"
+ok "bench startup: a guest with a volume, and the same singly"

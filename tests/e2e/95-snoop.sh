@@ -31,7 +31,7 @@ measured() {
     "$slipway" snoop snooped --interval 1s --json --svg "$work/stack.svg" >"$work/snoop.json" 2>"$work/snoop.err" &
     snoop=$!
     wait_until 60 test -s "$work/snoop.json" || fail "no report: $(cat "$work/snoop.err")"
-    load --number_ios=12000 --runtime=45 >"$work/fio.json" 2>"$work/fio.err" || fail "fio: $(cat "$work/fio.err")"
+    load --number_ios=5000 --runtime=45 >"$work/fio.json" 2>"$work/fio.err" || fail "fio: $(cat "$work/fio.err")"
     sleep 3
     kill -INT "$snoop"
     wait "$snoop" || fail "snoop: $(cat "$work/snoop.err")"

@@ -41,6 +41,12 @@ say() { printf '%s: %s\n' "$test_name" "$*"; }
 ok() { say "ok: $*"; }
 fail() { say "FAILED: $*"; exit 1; }
 skip() { printf 'SKIPPED: e2e/%s: needs %s\n' "$test_name" "$*"; exit 0; }
+# only_in_soak REASON: ends a test that `make soak` runs, with SLIPWAY_SOAK=1, and `make test` does not.
+only_in_soak() {
+    [ -n "${SLIPWAY_SOAK:-}" ] && return
+    say "a part of \`make soak\` (SLIPWAY_SOAK=1), since $*"
+    exit 0
+}
 
 # Ends what a test has started itself. A test that starts something defines this anew.
 end_all() { :; }

@@ -1,5 +1,5 @@
 //! Tests of the disk on an NVMe namespace. They need a namespace whose content may be destroyed;
-//! `tests/e2e/28-passthrough.sh` runs them in a guest that has one.
+//! `tests/e2e/29-nvme-passthrough.sh` runs them in a guest that has one.
 
 use std::path::Path;
 

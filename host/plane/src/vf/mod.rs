@@ -15,7 +15,7 @@
 //! `vf` and `args/vf.rs`) makes and shows it. Pods are given it by `pod_functions` of
 //! `sandbox/runtime`, and kubelet counts it by `front/device-plugin` (`pools`), which passes over
 //! kinds that it does not know. `docs/virtual-functions.md`; `tests/e2e/66-vf.sh`,
-//! `66-vf-guest.sh`.
+//! `41-start-kills.sh`.
 
 mod binding;
 mod function;
