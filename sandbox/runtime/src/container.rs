@@ -30,7 +30,8 @@ pub struct Container {
     log: PathBuf,
     state: watch::Sender<SandboxState>,
     /// Held for writing while the container is paused or goes on, and for reading while a process
-    /// begins in it.
+    /// begins in it. That of a pod as a whole is held for writing while the pod is saved or comes
+    /// back, and for reading when a container begins to start or to be released.
     pub(crate) pausing: tokio::sync::RwLock<()>,
     /// The files for a container that is not created yet.
     copies: Mutex<Copies>,

@@ -19,7 +19,7 @@ use crate::record::{EmptyDir, Record, Share};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::v1::{self, RunSpec};
-use crate::{Error, Result, function, name, pod_disks, shares, volume};
+use crate::{Error, Result, name, pod_disks, shares};
 
 /// The most directories of a container, and of a pod.
 const MOST: usize = 64;
@@ -133,7 +133,7 @@ pub fn check_apart(dirs: &[EmptyDir], shares: &[Share]) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Busy`] if the pod has as many directories as it may have; the errors of
-/// [`volume::create_shared`] and [`pod_disks::attach_shared`].
+/// [`pod_disks::shared_disk`] and [`pod_disks::attach_shared`].
 pub async fn join(node: &Node, target: &Target) -> Result<()> {
     let (sandbox, name) = (&target.sandbox, &target.container.name);
     let dirs = sandbox.look(|record| record.added(name).map(|added| added.empty_dirs.clone()));
@@ -149,10 +149,7 @@ pub async fn join(node: &Node, target: &Target) -> Result<()> {
     if dirs.iter().all(|dir| dir.in_memory) {
         return Ok(());
     }
-    let (path, most) = (sandbox.store.empty_dirs(), node.config.empty_dirs_bytes);
-    let file = path.clone();
-    let keep_free = sandbox.lane.run(move || volume::create_shared(&file, most)).await?;
-    let disk = function::file_disk(&path, keep_free);
+    let disk = pod_disks::shared_disk(node, sandbox).await?;
     pod_disks::attach_shared(node, sandbox, &disk).await
 }
 

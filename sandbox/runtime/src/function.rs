@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::container::OWN;
 use crate::copies::Copies;
 use crate::node::Node;
-use crate::record::{Added, BoundMemory, Device, Disks, EmptyDir, Record, Settings, Volume};
+use crate::record::{Added, BoundMemory, Device, Disks, EmptyDir, Record, Settings, Store, Volume};
 use crate::sandbox::Sandbox;
 use crate::{Error, Result, layers, network, pod_functions, process, shares, volume};
 
@@ -46,7 +46,8 @@ fn of(record: &Record, device: Device) -> impl Iterator<Item = &Volume> {
 }
 
 /// Creates the missing disks of the sandbox. Returns the namespaces of each function, in the order
-/// of [`ids`]. If the image is not there in full, the fetcher runs when this returns.
+/// of [`ids`]. Those of a pod's containers are left out. If an image is not there in full, the
+/// fetcher runs when this returns.
 ///
 /// # Errors
 /// The errors of [`volume::under_layer`] and [`volume::create_scratch`]; [`Error::Tool`] if
@@ -71,7 +72,7 @@ pub async fn describe(
             made.await?
         }
     };
-    if record.settings.lazy {
+    if record.has_lazy_image() {
         sandbox.hold_fetcher(Some(node.fetcher.hold().await?));
     }
     let has_image = record.shared_root.is_none();

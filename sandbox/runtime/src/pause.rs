@@ -1,11 +1,15 @@
 //! Pausing a container: its processes stay where they are until they go on.
+//!
+//! A pod is paused as a whole while its memory is in a file, and after a daemon was killed while
+//! the pod came back: its memory is in a VMM then, and [`resume`] has the pod go on.
 
 use slipway_agent_protocol::v1 as agent_v1;
 
 use crate::Result;
 use crate::agent::Agent;
+use crate::container::OWN;
 use crate::node::Node;
-use crate::record::{Record, SandboxState};
+use crate::record::{Added, Record, SandboxState};
 use crate::target::Target;
 
 /// Stops all processes of a container where they are.
@@ -72,20 +76,26 @@ async fn stop_again(target: &Target) {
     }
 }
 
-/// Checks that a container is not paused, so that one more process can begin in it.
+/// Checks that a container is not paused, alone or with its pod, so that one more process can begin
+/// in it.
 ///
 /// # Errors
 /// [`Error::WrongState`](crate::Error::WrongState): it is paused.
 pub(crate) fn check_runs(target: &Target) -> Result<()> {
-    match target.is_paused() {
-        true => Err(target.wrong_state("`slipway resume` has it go on")),
-        false => Ok(()),
+    target.sandbox.check_in_no_file()?;
+    let own = Target::own(target.sandbox.clone());
+    match [target, &own].into_iter().find(|one| one.is_paused()) {
+        Some(paused) => Err(paused.wrong_state("`slipway resume` has it go on")),
+        None => Ok(()),
     }
 }
 
-/// Checks that a container has a process that runs, paused or not.
+/// Checks that a container has a process that runs, paused or not. A pod that is paused counts as
+/// one.
 fn check_running(target: &Target) -> Result<()> {
-    target.has_process()?;
+    if !target.is_own() || !target.is_paused() {
+        target.has_process()?;
+    }
     match target.container.state() {
         SandboxState::Running => Ok(()),
         _ => Err(target.wrong_state("its process does not run")),
@@ -93,14 +103,40 @@ fn check_running(target: &Target) -> Result<()> {
 }
 
 async fn freeze_target(target: &Target, frozen: bool) -> Result<()> {
-    freeze(&target.sandbox.agent()?, &target.container.name, frozen).await
+    let agent = target.sandbox.agent()?;
+    if target.is_own() {
+        let containers = target.sandbox.look(containers);
+        return freeze_all(&agent, &containers, frozen).await;
+    }
+    freeze(&agent, &target.container.name, frozen).await
+}
+
+/// Returns the containers of a sandbox that stop and go on with it, by their names in the guest:
+/// its own one, or those of a pod that run and that no user has paused.
+pub(crate) fn containers(record: &Record) -> Vec<String> {
+    if !record.pod {
+        return vec![OWN.to_owned()];
+    }
+    let runs = |added: &&Added| added.state == SandboxState::Running && !added.run.paused;
+    record.added.iter().filter(runs).map(|added| added.name.clone()).collect()
+}
+
+/// Does what [`freeze`] does for each of these containers, one after another.
+///
+/// # Errors
+/// The first error of [`freeze`]. Those before it have stopped, or go on.
+pub(crate) async fn freeze_all(agent: &Agent, containers: &[String], frozen: bool) -> Result<()> {
+    for id in containers {
+        freeze(agent, id, frozen).await?;
+    }
+    Ok(())
 }
 
 /// Has the agent stop the processes of the container `id` where they are, or have them go on.
 ///
 /// # Errors
 /// [`Error::Agent`](crate::Error::Agent).
-pub(crate) async fn freeze(agent: &Agent, id: &str, frozen: bool) -> Result<()> {
+async fn freeze(agent: &Agent, id: &str, frozen: bool) -> Result<()> {
     let request = agent_v1::FreezeRequest { id: id.to_owned(), frozen };
     agent.call(|mut client| async move { client.freeze(request).await }).await.map(drop)
 }
@@ -114,4 +150,30 @@ async fn note(target: &Target, paused: bool) -> Result<()> {
         None => {}
     };
     target.sandbox.update(change).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adopt::tests::{added_of, record_of, sandbox_of};
+
+    #[tokio::test]
+    async fn a_pod_stops_with_the_containers_that_run_and_no_user_has_paused() {
+        let mut record = Record { pod: true, ..record_of(SandboxState::Running) };
+        let (runs, ended) = (SandboxState::Running, SandboxState::Exited);
+        record.added = vec![added_of("a", runs), added_of("b", runs), added_of("c", ended)];
+        record.added[1].run.paused = true;
+        assert_eq!(containers(&record), ["a"]);
+        record.run.paused = true;
+        assert_eq!(containers(&record), ["a"], "a pod that is paused goes on with the same ones");
+        let dir = tempfile::tempdir().unwrap();
+        let sandbox = sandbox_of(record, dir.path());
+        let container = sandbox.find_added("a").unwrap();
+        let target = Target { sandbox: sandbox.clone(), container };
+        let refused = check_runs(&target).unwrap_err().to_string();
+        assert!(refused.contains("one is paused: `slipway resume`"), "{refused}");
+        sandbox.note(|record| record.run.paused = false);
+        check_runs(&target).unwrap();
+        assert_eq!(containers(&record_of(SandboxState::Running)), [OWN]);
+    }
 }

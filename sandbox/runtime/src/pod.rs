@@ -10,6 +10,7 @@
 //! the task of a container changes the container's record only while that says that it is live.
 
 mod bound;
+mod in_file;
 mod memory;
 mod output;
 mod quota;
@@ -22,11 +23,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
+use slipway_hypervisor::Vm;
 use slipway_sandbox_api::stop::KILLED;
 use slipway_telemetry::realtime_ns;
 use slipway_telemetry::trace::Call;
 
 pub(crate) use self::bound::of_new as bound_of_new;
+pub(crate) use self::in_file::settle_returned;
 use self::request::{check_count, describe, refuse_machine};
 pub(crate) use self::request::{check_huge_pages, limits, limits_of_new, max_containers, settings};
 pub(crate) use self::update::{GivenBack, limit_in_guest};
@@ -214,8 +217,9 @@ fn enter(
     Ok(())
 }
 
-/// Kills a container and waits for its end.
+/// Kills a container and waits for its end. One whose pod's memory is in a file takes no signal.
 async fn kill(target: &Target) -> Result<()> {
+    target.sandbox.check_in_no_file()?;
     let signal = libc::SIGKILL as u32;
     let process = target.container.process();
     let request = agent_v1::SignalRequest { process, signal, all: true };
@@ -236,6 +240,7 @@ async fn kill(target: &Target) -> Result<()> {
 
 /// A container that runs.
 struct Running {
+    vm: Arc<dyn Vm>,
     agent: Agent,
     carry: Carry,
 }
@@ -247,14 +252,18 @@ async fn live(node: Arc<Node>, target: Target, mut call: Call) {
     live_on(node, target, started).await;
 }
 
-/// Runs a started container to its end, releases what it held, and removes it if that was asked
-/// for.
+/// Runs a started container to its end, and [releases](end) it.
 async fn live_on(node: Arc<Node>, target: Target, started: Result<Running>) {
     let ended = match started {
-        Ok(running) => wait(&target, running).await,
+        Ok(running) => in_file::wait(&node, &target, Some(running)).await,
         Err(error) => Err(error),
     };
-    change(&target, |added| added.state = SandboxState::Stopping).await;
+    end(node, target, ended).await;
+}
+
+/// Releases what an ended container held, and removes it if that was asked for.
+async fn end(node: Arc<Node>, target: Target, ended: Result<u32>) {
+    in_file::begin_release(&target).await;
     release(&node, &target).await;
     // The status may be known from an earlier daemon, which ended before it had released all.
     let known = target.look_added(|added| added?.run.exit_status);
@@ -268,13 +277,9 @@ async fn live_on(node: Arc<Node>, target: Target, started: Result<Running>) {
         added.run.finish(outcome.exit_status, outcome.reason);
     })
     .await;
-    if let Err(error) = placement::apply(&target.sandbox).await {
-        tracing::warn!(container = target.name(), %error, "its pod's CPUs are as before its end");
+    if !target.sandbox.is_in_file() {
+        give_back(&node, &target).await;
     }
-    oom_score::apply(&node, &target.sandbox).await;
-    quota::leave(&node, &target.sandbox);
-    memory::leave(&node, &target.sandbox);
-    bound::leave(&node, &target.sandbox);
     if target.look_added(|added| added.is_some_and(|added| added.remove))
         && let Err(error) = node.remove_added(&target, false).await
     {
@@ -282,6 +287,17 @@ async fn live_on(node: Arc<Node>, target: Target, started: Result<Running>) {
     }
     // Its clients hear of its end, and find nothing of a container that was to be removed.
     target.container.fanout.close();
+}
+
+/// Gives back the part of the host that the VMM of a pod had for an ended container.
+async fn give_back(node: &Node, target: &Target) {
+    if let Err(error) = placement::apply(&target.sandbox).await {
+        tracing::warn!(container = target.name(), %error, "its pod's CPUs are as before its end");
+    }
+    oom_score::apply(node, &target.sandbox).await;
+    quota::leave(node, &target.sandbox);
+    memory::leave(node, &target.sandbox);
+    bound::leave(node, &target.sandbox);
 }
 
 /// Changes the record of a live container and saves it.
@@ -299,13 +315,13 @@ async fn change(target: &Target, change: impl FnOnce(&mut Added)) {
 
 /// Starts a container. When this returns, its process runs.
 async fn start(node: &Node, target: &Target) -> Result<Running> {
-    change(target, |added| added.state = SandboxState::Starting).await;
+    in_file::begin_start(target).await?;
     let (sandbox, container) = (&target.sandbox, &target.container);
     placement::apply(sandbox).await?;
     bound::join(target).await?;
     memory::join(target).await?;
     quota::join(target).await;
-    let agent = sandbox.agent()?;
+    let (vm, agent) = (sandbox.live_vm()?, sandbox.agent()?);
     let session = agent.session(&sandbox.name)?;
     let gone = || Error::NoSandbox(target.name());
     let root =
@@ -334,18 +350,19 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
         (added.state, added.started_ns) = (SandboxState::Running, Some(realtime_ns()));
     })
     .await;
-    Ok(Running { agent, carry })
+    Ok(Running { vm, agent, carry })
 }
 
-/// Goes on with a container that runs since an earlier daemon.
+/// Goes on with a container that runs since an earlier daemon, or before its pod's memory was in a
+/// file.
 async fn rejoin(node: &Node, target: &Target) -> Result<Running> {
-    let agent = target.sandbox.agent()?;
+    let (vm, agent) = (target.sandbox.live_vm()?, target.sandbox.agent()?);
     let session = agent.session(&target.sandbox.name)?;
     let carrier =
         OutputCarrier::reattach(target, &agent, log_bytes(node, target), Some(session)).await?;
     pause::settle(node, target.clone());
     let carry = carrier.carry(target, &agent);
-    Ok(Running { agent, carry })
+    Ok(Running { vm, agent, carry })
 }
 
 /// Returns the most bytes of a container's kept output.
@@ -354,10 +371,9 @@ fn log_bytes(node: &Node, target: &Target) -> u64 {
     target.look_added(|added| added.map_or(most, |one| output::bytes(one, most)))
 }
 
-/// Waits for the end of the first process. Returns its exit status.
+/// Waits for the end of the first process, at most until that of the VMM. Returns its exit status.
 async fn wait(target: &Target, running: Running) -> Result<u32> {
-    let Running { agent, carry } = running;
-    let vm = target.sandbox.vm().ok_or(Error::Stopped)?;
+    let Running { vm, agent, carry } = running;
     let ended = tokio::select! {
         ended = agent.wait(target.container.process()) => ended,
         ended = vm.wait() => return Err(Error::vm_ended(&ended)),
@@ -398,6 +414,7 @@ async fn release(node: &Node, target: &Target) {
     if let Some(disks) = disks {
         pod_disks::detach(node, &target.sandbox, &disks).await.unwrap_or_else(warn);
     }
+    in_file::remove_layer(target).await.unwrap_or_else(warn);
 }
 
 /// Ends all containers of a pod: the stop signal of each, then SIGKILL after `patience`.

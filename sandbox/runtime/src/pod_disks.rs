@@ -1,5 +1,6 @@
 //! The disks of a pod's containers: namespaces of the pod's first NVMe function, which come and go
-//! while its guest runs. One more holds directories that the containers share; it stays.
+//! while its guest runs. One more holds directories that the containers share; it stays. A pod that
+//! comes back from a file has them from the start of its VMM ([`saved`]).
 //!
 //! The identifiers are in a container's record, or the pod's, on disk before they are attached, so
 //! that a later daemon detaches them.
@@ -7,9 +8,10 @@
 use slipway_plane_api::v1 as plane_v1;
 use tonic::{Code, Status};
 
-use crate::function::{image_disk, volatile_disk, volume_disk};
+use crate::config::Config;
+use crate::function::{file_disk, image_disk, volatile_disk, volume_disk};
 use crate::node::Node;
-use crate::record::{Disks, Record, Settings, Volume};
+use crate::record::{Added, Disks, Record, Settings, Store, Volume};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::{Error, Result, layers, volume};
@@ -60,6 +62,43 @@ pub async fn attach(
     }
 }
 
+/// Describes the disks that the containers of a pod had when it was saved, and the one of the
+/// directories that they share, with the identity by which the guest knows them. Returns an empty
+/// list if the sandbox is no pod that comes back from a file.
+///
+/// # Errors
+/// The errors of [`shared_disk`].
+pub async fn saved(
+    node: &Node,
+    sandbox: &Sandbox,
+    record: &Record,
+) -> Result<Vec<plane_v1::Namespace>> {
+    if !record.pod || record.origin.is_none() {
+        return Ok(Vec::new());
+    }
+    let mut disks = of_added(&node.config, &sandbox.store, record);
+    if let Some(nsid) = record.empty_dirs.disk {
+        disks.push((nsid, shared_disk(node, sandbox).await?));
+    }
+    let namespace = |(nsid, disk)| plane_v1::Namespace {
+        nsid,
+        disk: Some(disk),
+        identity: record.disks_id().to_owned(),
+    };
+    Ok(disks.into_iter().map(namespace).collect())
+}
+
+/// Describes the disks that the containers of a pod had when it was saved, with their identifiers.
+fn of_added(config: &Config, store: &Store, record: &Record) -> Vec<(u32, plane_v1::Disk)> {
+    let of_one = |(added, disks): (&Added, &Disks)| {
+        let layer = volatile_disk(&store.saved_layer(&added.name));
+        let root = [image_disk(config, &added.settings), layer];
+        let all = root.into_iter().chain(added.volumes.iter().map(volume_disk));
+        disks.all().zip(all).collect::<Vec<_>>()
+    };
+    record.added_with_disks().flat_map(of_one).collect()
+}
+
 /// Detaches the disks of [`attach`]. Missing ones are no error.
 ///
 /// # Errors
@@ -93,6 +132,18 @@ async fn used(node: &Node, function: &str) -> Result<Vec<u32>> {
     let request = plane_v1::GetEndpointRequest { id: function.to_owned() };
     let found = node.plane.clone().get_endpoint(request).await.map_err(Error::plane)?;
     Ok(found.into_inner().namespaces.iter().map(|one| one.nsid).collect())
+}
+
+/// Describes the disk of the directories that the containers of a pod share. Its file is made
+/// unless it is there.
+///
+/// # Errors
+/// The errors of [`volume::create_shared`].
+pub async fn shared_disk(node: &Node, sandbox: &Sandbox) -> Result<plane_v1::Disk> {
+    let (path, most) = (sandbox.store.empty_dirs(), node.config.empty_dirs_bytes);
+    let file = path.clone();
+    let keep_free = sandbox.lane.run(move || volume::create_shared(&file, most)).await?;
+    Ok(file_disk(&path, keep_free))
 }
 
 /// Attaches the disk of the directories that the containers of a pod share, unless it is attached.
@@ -217,9 +268,33 @@ async fn detach_one(node: &Node, function: &str, nsid: u32) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use slipway_plane_api::v1::disk::Kind;
+
     use super::*;
     use crate::adopt::tests::{added_of, record_of};
     use crate::record::SandboxState;
+    use crate::snapshot::begin::tests::snapshot;
+
+    #[test]
+    fn a_pod_that_comes_back_has_the_disks_that_its_containers_had() {
+        let store = Store::new(Path::new("/s"), "0123456789ab");
+        let state = SandboxState::Running;
+        let mut pod = Record { pod: true, ..record_of(state) };
+        let disks = Some(Disks { image: 7, volatile: 9, volumes: vec![8] });
+        let volumes = snapshot().volumes.split_off(1);
+        pod.added = vec![added_of("a", state), Added { disks, volumes, ..added_of("b", state) }];
+        let described = of_added(&Config::default(), &store, &pod);
+        let kinds = described.into_iter().map(|(nsid, disk)| (nsid, disk.kind));
+        let file = |path: &str| {
+            let path = path.to_owned();
+            Kind::File(plane_v1::FileDisk { path, read_only: true, ..Default::default() })
+        };
+        let layer = volatile_disk(&store.saved_layer("b")).kind;
+        let expected = [(7, Some(file("/i"))), (9, layer), (8, Some(file("/data")))];
+        assert_eq!(kinds.collect::<Vec<_>>(), expected);
+    }
 
     #[test]
     fn the_disk_of_shared_directories_has_an_identifier_of_its_own() {

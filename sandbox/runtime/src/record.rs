@@ -57,7 +57,7 @@ pub use self::reporting::FreePageReporting;
 pub use self::run::Run;
 pub use self::saving::Saving;
 pub use self::share::{ClientMemory, MountedTree, Share, ShareServer, TreeIdentity};
-pub use self::store::{LAYER, MOST_ADDED, MOST_ASKED, Store, check_size};
+pub use self::store::{LAYER, MOST_ADDED, MOST_ASKED, Store, check_size, layer_of};
 pub use self::volume::{Device, FileStamp, HostDevice, Volume};
 
 /// A sandbox's state in its life cycle.
@@ -314,6 +314,12 @@ impl Record {
     /// Returns the container `name` that was added to the pod.
     pub fn added(&self, name: &str) -> Option<&Added> {
         self.added.iter().find(|one| one.name == name)
+    }
+
+    /// Returns the containers of a pod that have disks, with these. Only such containers can have
+    /// anything in the guest.
+    pub fn added_with_disks(&self) -> impl Iterator<Item = (&Added, &Disks)> {
+        self.added.iter().filter_map(|one| Some((one, one.disks.as_ref()?)))
     }
 
     /// Returns the container `name` that was added to the pod, to change it.

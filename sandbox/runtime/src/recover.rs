@@ -122,7 +122,7 @@ impl Node {
         let left = sandbox.added();
         let record = sandbox.record();
         if record.saving.in_file {
-            return self.enter_in_file(sandbox).await;
+            return self.enter_in_file(sandbox, left).await;
         }
         note(&sandbox, to_file::clear(&sandbox).await);
         let started = !matches!(record.state, SandboxState::Created | SandboxState::Starting);
@@ -156,11 +156,12 @@ impl Node {
         }
     }
 
-    /// Lists a sandbox whose memory is in a file, and starts the task that waits for it to come
-    /// back.
-    async fn enter_in_file(self: Arc<Self>, sandbox: Arc<Sandbox>) {
+    /// Lists a sandbox whose memory is in a file, and starts the tasks that wait for it to come
+    /// back: its own, and those of the containers that an earlier daemon `left` in it.
+    async fn enter_in_file(self: Arc<Self>, sandbox: Arc<Sandbox>, left: Vec<Arc<Container>>) {
         to_file::put_down(&self, &sandbox).await;
         self.put_back(Arc::clone(&sandbox));
+        self.adopt_in_file(&sandbox, left);
         tokio::spawn(life::live_in_file(self, sandbox));
     }
 

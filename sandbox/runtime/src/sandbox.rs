@@ -395,7 +395,7 @@ impl Sandbox {
         let agent = self.agent.borrow().clone();
         agent.filter(|_| self.state() == SandboxState::Running).ok_or_else(|| {
             self.wrong_state(match self.state() {
-                _ if self.is_in_file() => "its memory is in a file; `slipway resume` has it go on",
+                _ if self.is_in_file() => rest::IN_FILE,
                 SandboxState::Running => SILENT,
                 _ => "its container does not run; `slipway run` starts a new one",
             })

@@ -33,7 +33,7 @@ use crate::target::Target;
 use crate::templates::Template;
 use crate::{
     Error, Result, automatic, cgroup, copies, fork, function, network, oom_score, placement,
-    pod_functions, reporting, resize, root, shares, sockets,
+    pod_disks, pod_functions, reporting, resize, root, shares, sockets,
 };
 
 pub(crate) use self::machine::{accelerator, leaves_choice};
@@ -127,7 +127,7 @@ pub(crate) async fn boot_guest(
     let client = boot.note_machine(&mut spec, template.as_deref()).await?;
     let record = sandbox.record();
     spec.cgroup_procs = stages.run("cgroup", boot.confine(taken)).await?;
-    let mut functions = stages.run("rootfs", function::describe(node, sandbox, &record)).await?;
+    let mut functions = stages.run("rootfs", describe_disks(node, sandbox, &record)).await?;
     // The guest of a template has seen no disk; those of its forks come later. That of a snapshot
     // goes on with its disks.
     let later = match template {
@@ -149,6 +149,24 @@ pub(crate) async fn boot_guest(
     dma_stages(node, stages, &record.id).await?;
     let memory = (client.device, client.inode);
     Ok(Booted { vm, agent, memory, template, at_ns })
+}
+
+/// Describes the namespaces of each of a sandbox's NVMe functions. A pod that comes back from a
+/// file has those of its containers among them.
+///
+/// # Errors
+/// The errors of [`function::describe`] and [`pod_disks::saved`].
+async fn describe_disks(
+    node: &Node,
+    sandbox: &Sandbox,
+    record: &Record,
+) -> Result<Vec<Vec<plane_v1::Namespace>>> {
+    let mut functions = function::describe(node, sandbox, record).await?;
+    let saved = pod_disks::saved(node, sandbox, record).await?;
+    if let Some(first) = functions.first_mut() {
+        first.extend(saved);
+    }
+    Ok(functions)
 }
 
 /// Records that a sandbox starts. This is on disk before anything is started: a later daemon ends

@@ -15,7 +15,11 @@
 //!
 //! If the container or the VMM ends before `in_file` is set, the sandbox ends ([`note_in_file`],
 //! [`ends`]) and cannot come back: its addresses may have been given to another sandbox.
+//!
+//! A pod is paused with all of its containers. The task of each waits for the pod to come back, and
+//! none starts or is released meanwhile (`pod::in_file`).
 
+mod checks;
 mod moments;
 
 use std::fs;
@@ -26,19 +30,19 @@ use std::time::Instant;
 use slipway_hypervisor::Vm;
 use slipway_telemetry::{Timeline, monotonic_ns};
 
+use self::checks::{check, check_settled, identify, settles};
 use crate::agent::Agent;
 use crate::carrier::OutputCarrier;
 use crate::configure::configure;
-use crate::container::OWN;
 use crate::node::Node;
-use crate::pause::{check_runs, freeze};
-use crate::record::{Origin, Record, SandboxState, Volume};
+use crate::pause::{containers, freeze_all};
+use crate::record::{Origin, Record, SandboxState};
 use crate::release::{Released, record_end, release_machine};
 use crate::running::{Running, end, or_end};
 use crate::sandbox::{Back, Sandbox};
 use crate::snapshot::{
-    Copied, MemoryFile, begin, cannot_save, copy_ahead, describe, discard, finish, host_files,
-    resume, resume_later, save,
+    Copied, MemoryFile, begin, copy_ahead, describe, discard, finish, host_files, resume,
+    resume_later, save,
 };
 use crate::stages::Stages;
 use crate::start::{Booted, boot_guest};
@@ -50,47 +54,21 @@ use crate::{Error, Result};
 /// The name of the save's directory within the sandbox's own directory.
 const NAME: &str = "paused";
 
-/// Pauses the container of a sandbox, writes the sandbox's memory to a file, and ends its VMM.
-/// Returns when everything that the VMM had on the host is released. After an error the sandbox
-/// runs on.
+/// Pauses the container of a sandbox, or all containers of a pod, writes the sandbox's memory to a
+/// file, and ends its VMM. Returns when everything that the VMM had on the host is released. After
+/// an error the sandbox runs on.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the sandbox cannot come back from a file, with the reason;
-/// [`Error::WrongState`] if its container does not run, or is paused; the error of the step that
-/// failed.
+/// [`Error::WrongState`] if its container does not run, or is paused, or one of a pod starts or
+/// ends; the error of the step that failed.
 pub(crate) async fn pause(node: &Node, target: &Target) -> Result<()> {
     let sandbox = &target.sandbox;
-    let why = match target.is_own() {
-        true => sandbox.look(cannot_be_in_file),
-        false => Some("it is a container of a pod"),
-    };
-    if let Some(why) = why {
-        let what = format!("the memory of {} cannot be in a file: {why}", target.name());
-        return Err(Error::Invalid(what));
-    }
-    check_runs(target)?;
-    let volumes = sandbox.look(|record| record.volumes.clone());
-    let volumes = host_files::identify(&sandbox.looks, volumes).await?;
-    save_and_end_vmm(node, target, volumes).await
-}
-
-/// Returns why a sandbox's memory cannot be in a file (`docs/snapshots.md`), or `None` if it can.
-fn cannot_be_in_file(record: &Record) -> Option<&'static str> {
-    let process = &record.settings.process;
-    let network = record.network.as_ref();
-    let of_others = network.is_some_and(|one| one.namespace.is_some() || one.pool.is_some());
-    let of_host =
-        |volume: &Volume| !volume.read_only && !volume.overlay && volume.scratch_bytes.is_none();
-    let reasons = [
-        (process.terminal || process.stdin, "its container has a terminal or standard input"),
-        (of_others, "its interface is that of a network namespace or of a pool"),
-        (
-            record.volumes.iter().any(of_host),
-            "it writes to a file of the host, which others could change meanwhile",
-        ),
-    ];
-    let reason = reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why);
-    cannot_save(record).or(reason)
+    check(target)?;
+    // Before anything is written: a file that was replaced is named at once.
+    identify(sandbox).await?;
+    settles(sandbox).await;
+    save_and_end_vmm(node, target).await
 }
 
 /// Returns the store of a sandbox's save, in the sandbox's own directory.
@@ -117,8 +95,8 @@ pub(crate) async fn clear(sandbox: &Sandbox) -> Result<()> {
     .await
 }
 
-/// Writes the save of a sandbox that has these volumes, and ends its VMM.
-async fn save_and_end_vmm(node: &Node, target: &Target, volumes: Vec<Volume>) -> Result<()> {
+/// Writes the save of a sandbox, and ends its VMM.
+async fn save_and_end_vmm(node: &Node, target: &Target) -> Result<()> {
     let sandbox = &target.sandbox;
     // The machine keeps its size during the save. The lock also keeps another save out, and waits
     // until a sandbox that came back from a file has its last pages.
@@ -128,21 +106,23 @@ async fn save_and_end_vmm(node: &Node, target: &Target, volumes: Vec<Volume>) ->
     let vm = sandbox.live_vm()?;
     clear(sandbox).await?;
     let unfinished = place(node, sandbox).begin(NAME).await?;
-    let copied = async {
-        let memory = copy_ahead(node, &*vm, &sandbox.record(), &unfinished).await?;
-        // With this lock no command is started in the container, and nobody else pauses it.
-        let turn = sandbox.own.pausing.write().await;
-        check_runs(target)?;
-        Ok::<_, Error>((memory, turn, sandbox.agent()?))
+    let copied = copy_ahead(node, &*vm, &sandbox.record(), &unfinished).await;
+    let (memory, unfinished) = or_discard(unfinished, copied).await?;
+    // With these locks no command is started in a container, nobody else pauses one, and none
+    // begins to start or to be released.
+    let _turn = sandbox.own.pausing.write().await;
+    let added = sandbox.added();
+    let mut turns = Vec::new();
+    for container in &added {
+        turns.push(container.pausing.write().await);
+    }
+    let ready = async {
+        // A container may have come since.
+        check(target)?;
+        sandbox.look(check_settled)?;
+        Ok::<_, Error>((identify(sandbox).await?, sandbox.agent()?))
     };
-    let (memory, _turn, agent) = match copied.await {
-        Ok(copied) => copied,
-        Err(error) => {
-            discard(unfinished).await;
-            return Err(error);
-        }
-    };
-    let before = Record { volumes, ..sandbox.record() };
+    let ((before, agent), unfinished) = or_discard(unfinished, ready.await).await?;
     let kept = write_save(node, sandbox, &before, (&*vm, &agent), (unfinished, memory)).await;
     if let Err(error) = kept {
         undo_save(sandbox, before, vm, agent).await;
@@ -161,6 +141,17 @@ async fn save_and_end_vmm(node: &Node, target: &Target, volumes: Vec<Volume>) ->
     // The sandbox has ended. Files that cannot be removed now are removed with the sandbox.
     let _ = clear(sandbox).await;
     Err(Error::Stopped)
+}
+
+/// Returns the outcome of a step of a save with the save's files, which are removed after an error.
+async fn or_discard<T>(unfinished: Unfinished, outcome: Result<T>) -> Result<(T, Unfinished)> {
+    match outcome {
+        Ok(done) => Ok((done, unfinished)),
+        Err(error) => {
+            discard(unfinished).await;
+            Err(error)
+        }
+    }
 }
 
 /// Stops a sandbox's CPUs and processes, writes the files of its save, and notes in its record that
@@ -264,7 +255,7 @@ pub(crate) async fn wait_in_file(node: &Node, sandbox: &Arc<Sandbox>) -> Result<
 /// Waits until a sandbox has come back from its file. Removes its files if it ends instead.
 async fn returned(sandbox: &Sandbox) -> Result<Running> {
     let returned = sandbox.returned().await;
-    let returned = returned.map(|(vm, agent, carry)| Running::new(vm, agent, Some(carry)));
+    let returned = returned.map(|(vm, agent, carry)| Running::new(vm, agent, carry));
     if returned.is_err()
         && let Err(error) = clear(sandbox).await
     {
@@ -401,16 +392,21 @@ async fn take_files(sandbox: &Sandbox, place: &Templates) -> Result<()> {
     Ok(())
 }
 
-/// Lets the processes of a sandbox run again. The guest answers already.
+/// Lets the processes of a sandbox run again. The guest answers already. The tasks of a pod's
+/// containers carry their output from here, which the guest keeps until they do.
 async fn go_on(node: &Node, sandbox: &Arc<Sandbox>, vm: Arc<dyn Vm>, agent: Agent) -> Result<Back> {
     let own = Target::own(Arc::clone(sandbox));
+    let (is_pod, stopped) = sandbox.look(|record| (record.pod, containers(record)));
     let gone_on = async {
-        let carrier = OutputCarrier::attach(&own, &agent, node.config.log_bytes, None).await?;
-        freeze(&agent, OWN, false).await?;
+        let carrier = match is_pod {
+            true => None,
+            false => Some(OutputCarrier::attach(&own, &agent, node.config.log_bytes, None).await?),
+        };
+        freeze_all(&agent, &stopped, false).await?;
         Ok(carrier)
     };
     let carrier = Stages::of(sandbox).run("container", or_end(&*vm, gone_on)).await?;
-    let carry = carrier.carry(&own, &agent);
+    let carry = carrier.map(|carrier| carrier.carry(&own, &agent));
     sandbox.set_agent(Some(agent.clone()));
     sandbox.update(|record| record.run.paused = false).await?;
     Ok((vm, agent, carry))
@@ -423,33 +419,12 @@ mod tests {
     use crate::adopt::tests::record_of;
     use crate::snapshot::begin::tests::snapshot;
 
-    fn record() -> Record {
+    pub(super) fn record() -> Record {
         Record {
             booted: Some(crate::templates::manifest::tests::shape().booted()),
             version: VERSION.to_owned(),
             ..record_of(SandboxState::Running)
         }
-    }
-
-    #[test]
-    fn what_could_not_come_back_from_a_file_is_named() {
-        assert_eq!(cannot_be_in_file(&record()), None);
-        let why = |change: fn(&mut Record)| {
-            let mut record = record();
-            change(&mut record);
-            cannot_be_in_file(&record).unwrap()
-        };
-        assert!(why(|record| record.pod = true).contains("a pod"));
-        assert!(why(|record| record.settings.process.stdin = true).contains("standard input"));
-        assert!(why(|record| record.settings.process.terminal = true).contains("a terminal"));
-        let [own, of_host] = <[Volume; 2]>::try_from(snapshot().volumes).unwrap();
-        let with = |volume| cannot_be_in_file(&Record { volumes: vec![volume], ..record() });
-        assert_eq!(with(own.clone()), None, "an overlay");
-        assert_eq!(with(of_host.clone()), None, "one that is only read");
-        let scratch = Volume { overlay: false, scratch_bytes: Some(1 << 20), ..own };
-        assert_eq!(with(scratch), None);
-        let written = Volume { read_only: false, host_device: None, ..of_host };
-        assert!(with(written).unwrap().contains("a file of the host"));
     }
 
     #[test]

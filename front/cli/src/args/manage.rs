@@ -53,8 +53,8 @@ pub struct NamesArg {
 pub struct PauseArgs {
     #[command(flatten)]
     pub names: NamesArg,
-    /// Write the sandbox's memory to a file and give it back to the host; `slipway resume` has the
-    /// sandbox come back
+    /// Write the sandbox's memory, or that of a pod with all of its containers, to a file and give
+    /// it back to the host; `slipway resume` has the sandbox come back
     #[arg(long)]
     pub to_file: bool,
 }

@@ -64,8 +64,9 @@ fn leave_to(guests: &Guests, sandbox: &Arc<Sandbox>) {
 /// changes the microVM's size.
 pub(super) async fn give_back(sandbox: &Arc<Sandbox>) {
     let _turn = sandbox.wait_to_change_size().await;
-    // An update or another container may have come first.
-    let Some(kept) = sandbox.look(spare) else { return };
+    // An update or another container may have come first, or the pod may have been paused into a
+    // file, from which it comes back with a task of its own.
+    let Some(kept) = sandbox.look(spare).filter(|_| !sandbox.is_in_file()) else { return };
     if let Err(error) = cut(sandbox, kept).await {
         tracing::info!(sandbox = sandbox.name, %error, "CPUs beyond its limits stay, without time");
     }

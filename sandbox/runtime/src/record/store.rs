@@ -8,6 +8,13 @@ use crate::{Error, Result};
 
 /// The name of the file under the volatile layer of a sandbox that began with a snapshot.
 pub const LAYER: &str = "layer";
+
+/// Returns the name of the file under the volatile layer of container `name` of a pod that came
+/// back from a file.
+pub fn layer_of(name: &str) -> String {
+    format!("saved-layer-{name}")
+}
+
 /// The most bytes of a record as its user requested it; the command line and environment of its
 /// process are most of it.
 pub const MOST_ASKED: usize = 1 << 20;
@@ -59,6 +66,12 @@ impl Store {
     /// formatted for that container alone.
     pub fn own_layer(&self, name: &str) -> PathBuf {
         self.dir.join(format!("layer-{name}.ext4"))
+    }
+
+    /// Returns the path of the file under the volatile layer of container `name` of a pod that came
+    /// back from a file.
+    pub fn saved_layer(&self, name: &str) -> PathBuf {
+        self.dir.join(layer_of(name))
     }
 
     /// Returns the path of the file behind the disk of a pod's [`EmptyDirs`](super::EmptyDirs).

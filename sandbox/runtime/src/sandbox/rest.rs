@@ -10,13 +10,33 @@ use crate::agent::Agent;
 use crate::lock::lock;
 use crate::{Error, Result};
 
-/// A machine whose container goes on, with the task that carries the container's output.
-pub(crate) type Back = (Arc<dyn Vm>, Agent, JoinHandle<Result<()>>);
+/// The advice for a sandbox whose memory is in a file.
+pub(super) const IN_FILE: &str = "its memory is in a file; `slipway resume` has it go on";
+
+/// A machine whose containers go on, with the task that carries the output of the sandbox's own
+/// container. A pod has no such task.
+pub(crate) type Back = (Arc<dyn Vm>, Agent, Option<JoinHandle<Result<()>>>);
 
 impl Sandbox {
     /// Returns whether the sandbox is paused and its memory is in a file.
     pub(crate) fn is_in_file(&self) -> bool {
         self.look(|record| record.saving.in_file)
+    }
+
+    /// Checks that the sandbox's memory is in no file.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] if it is.
+    pub(crate) fn check_in_no_file(&self) -> Result<()> {
+        if self.is_in_file() { Err(self.wrong_state(IN_FILE)) } else { Ok(()) }
+    }
+
+    /// Waits until a sandbox whose memory is in a file has come back and answers, or has ended.
+    pub(crate) async fn leaves_file(&self) {
+        tokio::select! {
+            () = self.answers() => {}
+            _ = self.wait_state(|state| !state.is_live()) => {}
+        }
     }
 
     /// Notes that the memory is in a file and nothing of a VMM is left.

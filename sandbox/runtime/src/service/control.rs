@@ -92,12 +92,15 @@ fn has_no_agent(target: &Target) -> bool {
 /// Ends a container, a sandbox with its own container, or a pod with all of its containers.
 ///
 /// # Errors
-/// A container of a pod does not end. A sandbox does in any case.
+/// A container of a pod does not end, or its pod's memory is in a file. A sandbox ends in any case.
 pub(super) async fn stop(target: &Target, patience: Duration) -> Result<(), Error> {
     if !target.is_own() {
         if !target.container.state().is_live() {
             return Ok(());
         }
+        // A guest that is being saved hears nothing until that is done.
+        let _ = tokio::time::timeout(LONGEST, target.container.pausing.read()).await;
+        target.sandbox.check_in_no_file()?;
         // Its stop signal is lost on a guest that does not hear it yet.
         let _ = tokio::time::timeout(patience, hears(target)).await;
         return pod::stop(target, patience).await;
@@ -153,8 +156,16 @@ async fn stop_own(target: &Target, patience: Duration) {
     }
 }
 
-/// Ends a pod: its containers first, then the guest.
+/// Ends a pod: its containers first, then the guest. Leaves one whose memory is in a file to the
+/// caller: nothing of it runs.
 async fn stop_pod(target: &Target, patience: Duration) {
+    // A guest that is being saved hears nothing until that is done.
+    let _ = tokio::time::timeout(LONGEST, target.container.pausing.read()).await;
+    if target.sandbox.is_in_file() {
+        return;
+    }
+    // One that does not go on is killed at the end.
+    let _ = tokio::time::timeout(patience, pause::resume_paused(target)).await;
     let containers = pod::stop_all(&target.sandbox, patience);
     let _ = tokio::time::timeout(patience + KILLED, containers).await;
     target.sandbox.end_pod();
@@ -164,6 +175,8 @@ async fn stop_pod(target: &Target, patience: Duration) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::adopt::tests::{added_of, record_of, sandbox_of};
 
@@ -194,6 +207,24 @@ mod tests {
         assert!(begun.elapsed() >= patience + slipway_sandbox_api::stop::KILLED);
         // The clock is the test's, so a busy machine does not move it.
         assert!(begun.elapsed() < slipway_sandbox_api::stop::longest(patience));
+    }
+
+    #[tokio::test]
+    async fn a_pod_in_a_file_ends_at_once_and_none_of_its_containers_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = record_of(SandboxState::Running);
+        (record.pod, record.run.paused, record.saving.in_file) = (true, true, true);
+        record.added.push(added_of("one", SandboxState::Running));
+        let sandbox = sandbox_of(record, dir.path());
+        let container = sandbox.find_added("one").unwrap();
+        let one = Target { sandbox: Arc::clone(&sandbox), container };
+        let refused = stop(&one, Duration::ZERO).await.unwrap_err().to_string();
+        assert!(refused.contains("one is paused") && refused.contains("resume"), "{refused}");
+        let pod = Target::own(Arc::clone(&sandbox));
+        let ends = tokio::spawn(async move { stop(&pod, Duration::ZERO).await });
+        sandbox.stopped().await;
+        sandbox.update(|record| record.state = SandboxState::Exited).await.unwrap();
+        ends.await.unwrap().unwrap();
     }
 
     #[tokio::test]

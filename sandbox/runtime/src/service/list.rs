@@ -45,12 +45,13 @@ pub(super) fn summary(sandbox: &Sandbox) -> v1::Sandbox {
     sandbox.look(|record| summary_of(record, sandbox.state(), state_of))
 }
 
-fn container(added: &Added, state: SandboxState) -> v1::Container {
+/// Returns a container's entry. `in_file` is set if its pod's memory is in a file.
+fn container(added: &Added, state: SandboxState, in_file: bool) -> v1::Container {
     v1::Container {
         name: added.name.clone(),
         image: added.settings.image.clone(),
         command: command(&added.settings),
-        state: word(state, added.run.paused),
+        state: word(state, added.run.paused || in_file),
         created_ns: added.created_ns,
         exit_status: added.run.exit_status.unwrap_or(0),
         reason: added.run.reason.clone(),
@@ -74,6 +75,8 @@ fn summary_of(
     // A sandbox that has ended has released its addresses.
     let holds = state.is_live();
     let network = record.network.as_ref().filter(|_| holds);
+    let in_file = record.saving.in_file;
+    let containers = record.added.iter().map(|added| container(added, state_of(added), in_file));
     v1::Sandbox {
         id: record.id.clone(),
         name: record.name.clone(),
@@ -91,12 +94,12 @@ fn summary_of(
         network_function: network.map(|_| function_of(record)).unwrap_or_default(),
         further_interfaces: if holds { further_interfaces(record) } else { Vec::new() },
         sockets: record.sockets.is_some(),
-        in_file: record.saving.in_file,
+        in_file,
         cpus: record.cpus.count,
         max_cpus: record.cpus.max,
         memory_bytes: record.guest_bytes(),
         max_memory_bytes: record.memory.max_bytes.saturating_add(record.bound.room()),
         pod: record.pod,
-        containers: record.added.iter().map(|added| container(added, state_of(added))).collect(),
+        containers: containers.collect(),
     }
 }

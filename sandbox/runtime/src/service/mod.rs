@@ -39,7 +39,7 @@ use crate::sandbox::Sandbox;
 use crate::stdio::Input;
 use crate::target::Target;
 use crate::v1::{self, forward_in, run_in, run_out};
-use crate::{Error, connect, layers, pause, placement, put_files, snoop, to_file, traces};
+use crate::{Error, connect, layers, pause, placement, pod, put_files, snoop, to_file, traces};
 
 /// The most messages in flight to a client.
 const QUEUE: usize = 16;
@@ -325,7 +325,11 @@ impl v1::sandboxes_server::Sandboxes for Service {
             return Ok(Response::new(v1::ResumeReply::default()));
         }
         let node = Arc::clone(&self.node);
-        let resumed = async move { to_file::come_back(&node, &target.sandbox).await };
+        let resumed = async move {
+            let returned = to_file::come_back(&node, &target.sandbox).await;
+            pod::settle_returned(&node, &target.sandbox);
+            returned
+        };
         let moments = self.node.guests.spawn(resumed).await.unwrap_or(Err(Error::Closed))?;
         Ok(Response::new(moments))
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use slipway_plane_api::v1 as plane_v1;
 
 use crate::node::Node;
-use crate::record::{LAYER, Record, Volume};
+use crate::record::{LAYER, Record, Volume, layer_of};
 use crate::templates::pages::{copy_pages, measure_pages};
 use crate::templates::{DiskFile, Unfinished, create_file};
 use crate::{Error, Result, function};
@@ -57,7 +57,8 @@ pub(super) async fn within<T>(
 /// the volumes that `copied` names. The plane copies them from what it has open: no path is opened
 /// here, which may lead to another file by now, or to none that can be opened. Returns the volumes
 /// of those that begin with the snapshot: with an overlay over the copy, by the name of its file,
-/// or as they are if they have no copy.
+/// or as they are if they have no copy. Those of a pod's containers are files of the host, which
+/// stay as they are.
 ///
 /// # Errors
 /// [`Error::Plane`], [`Error::File`].
@@ -67,7 +68,12 @@ pub(super) async fn copy(
     unfinished: &Unfinished,
     copied: Copied,
 ) -> Result<Vec<Volume>> {
-    copy_disk(node, record, function::VOLATILE_NSID, unfinished.file(LAYER)).await?;
+    for (name, nsid) in layers(record) {
+        copy_disk(node, record, nsid, unfinished.file(&name)).await?;
+    }
+    if record.pod {
+        return Ok(record.added_with_disks().flat_map(|(one, _)| one.volumes.clone()).collect());
+    }
     let mut volumes = Vec::new();
     for (nsid, volume) in (function::FIRST_VOLUME_NSID..).zip(&record.volumes) {
         if copied.leaves(volume) {
@@ -81,6 +87,15 @@ pub(super) async fn copy(
         volumes.push(Volume { overlay: true, ..copy });
     }
     Ok(volumes)
+}
+
+/// Returns the volatile layers of a sandbox: for each the name of its file, and its namespace.
+fn layers(record: &Record) -> Vec<(String, u32)> {
+    if !record.pod {
+        return vec![(LAYER.to_owned(), function::VOLATILE_NSID)];
+    }
+    let added = record.added_with_disks();
+    added.map(|(one, disks)| (layer_of(&one.name), disks.volatile)).collect()
 }
 
 async fn copy_disk(node: &Node, record: &Record, nsid: u32, path: PathBuf) -> Result<()> {
@@ -106,9 +121,12 @@ pub(super) fn copy_now(from: PathBuf, to: PathBuf) -> Result<()> {
 
 /// Returns the names of the files of a snapshot whose volumes these are, in their order.
 pub(super) fn names(volumes: &[Volume]) -> impl Iterator<Item = String> {
-    let copies = volumes.iter().filter(|volume| volume.overlay);
-    let names = copies.map(|volume| file_of(&volume.name));
-    std::iter::once(LAYER.to_owned()).chain(names)
+    std::iter::once(LAYER.to_owned()).chain(copies(volumes))
+}
+
+/// Returns the names of the files of those volumes that are overlays.
+fn copies(volumes: &[Volume]) -> impl Iterator<Item = String> {
+    volumes.iter().filter(|volume| volume.overlay).map(|volume| file_of(&volume.name))
 }
 
 /// Returns the bytes of those of a sandbox's volumes that are overlays, whose `files` were copied.
@@ -118,12 +136,18 @@ pub(super) fn overlays(volumes: &[Volume], files: &[DiskFile]) -> u64 {
     files.iter().filter(|file| names.contains(&file.name)).map(|file| file.bytes).sum()
 }
 
-/// Describes the files of a snapshot whose volumes these are. May take a while.
+/// Describes the files of the save of a sandbox: of its volatile layers, and of these volumes. May
+/// take a while.
 ///
 /// # Errors
 /// [`Error::File`].
-pub(super) fn measure(volumes: &[Volume], unfinished: &Unfinished) -> Result<Vec<DiskFile>> {
-    let described = names(volumes).map(|name| {
+pub(super) fn measure(
+    record: &Record,
+    volumes: &[Volume],
+    unfinished: &Unfinished,
+) -> Result<Vec<DiskFile>> {
+    let layers = layers(record).into_iter().map(|(name, _)| name);
+    let described = layers.chain(copies(volumes)).map(|name| {
         let path = unfinished.file(&name);
         let measured = File::open(&path).and_then(|file| {
             let bytes = file.metadata()?.len();
@@ -140,8 +164,8 @@ mod tests {
     use std::os::unix::fs::{FileExt, MetadataExt};
 
     use super::*;
-    use crate::adopt::tests::record_of;
-    use crate::record::SandboxState;
+    use crate::adopt::tests::{added_of, record_of};
+    use crate::record::{Disks, SandboxState};
     use crate::snapshot::begin::tests::snapshot;
 
     #[tokio::test]
@@ -163,6 +187,22 @@ mod tests {
             assert_eq!(Copied::InMemory.leaves(volume), leaves, "{}", volume.name);
         }
         assert!(!Copied::Written.leaves(&scratch) && Copied::Written.leaves(&shared));
+    }
+
+    #[test]
+    fn a_pod_has_a_layer_for_each_container_that_has_disks() {
+        let mut pod = Record { pod: true, ..record_of(SandboxState::Running) };
+        let disks = |image| Disks { image, volatile: image + 1, volumes: Vec::new() };
+        pod.added = ["a", "b", "c"].map(|name| added_of(name, SandboxState::Running)).into();
+        (pod.added[0].disks, pod.added[2].disks) = (Some(disks(3)), Some(disks(1)));
+        let expected = [("saved-layer-a".to_owned(), 4), ("saved-layer-c".to_owned(), 2)];
+        assert_eq!(layers(&pod), expected);
+        let alone = record_of(SandboxState::Running);
+        assert_eq!(layers(&alone), [(LAYER.to_owned(), function::VOLATILE_NSID)]);
+        // No other file of a sandbox has the name of such a layer.
+        let store = crate::record::Store::new(std::path::Path::new("/s"), "0123456789ab");
+        assert_eq!(store.saved_layer("a.ext4"), store.dir().join("saved-layer-a.ext4"));
+        assert_ne!(store.saved_layer("a.ext4"), store.own_layer("a"));
     }
 
     #[test]

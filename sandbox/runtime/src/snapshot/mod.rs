@@ -25,9 +25,8 @@ use std::time::{Duration, Instant};
 use slipway_hypervisor::Vm;
 
 use crate::agent::Agent;
-use crate::container::OWN;
 use crate::node::Node;
-use crate::pause::freeze;
+use crate::pause::{containers, freeze_all};
 use crate::record::{Device, Origin, Record, ShareServer, Volume};
 use crate::running::or_end;
 use crate::sandbox::Sandbox;
@@ -187,13 +186,18 @@ const OTHER_VERSION: &str = "another version of Slipway started it; run it anew"
 /// Test of the reasons: `what_no_snapshot_has_is_named`, below. `docs/snapshots.md`, *What cannot
 /// be saved*, lists them.
 pub(crate) fn cannot_save(record: &Record) -> Option<&'static str> {
+    if record.pod { Some("it is a pod") } else { cannot_save_machine(record) }
+}
+
+/// Returns why the machine of a sandbox or a pod cannot be saved, or `None` if it can. Reasons that
+/// lie with the containers of a pod are the caller's matter.
+pub(crate) fn cannot_save_machine(record: &Record) -> Option<&'static str> {
     let own_device = record.volumes.iter().any(|volume| volume.device != Device::Namespace);
     let of_host =
         |volume: &Volume| volume.host_device.is_some() && !volume.read_only && !volume.overlay;
     let shares = !record.shares.is_empty() || record.share_server != ShareServer::None;
     let sockets = "it has a socket function, to which its guest's connections belong (--sockets)";
     let reasons = [
-        (record.pod, "it is a pod"),
         (record.booted.is_none() || record.version != VERSION, OTHER_VERSION),
         (record.sockets.is_some(), sockets),
         (record.plugged.own.is_some(), "it has a function of hardware"),
@@ -221,7 +225,7 @@ pub(crate) async fn save(
     copied: Copied,
 ) -> Result<(Vec<u8>, Vec<Volume>)> {
     if !record.run.paused {
-        or_end(vm, freeze(agent, OWN, true)).await?;
+        or_end(vm, freeze_all(agent, &containers(record), true)).await?;
     }
     vm.pause().await?;
     let (bytes, sink) = (record.memory_file_bytes(), memory.sink());
@@ -241,8 +245,9 @@ pub(crate) async fn save(
 /// so that the next daemon tries again.
 pub(crate) async fn resume(sandbox: &Sandbox, vm: &dyn Vm, agent: &Agent) -> Result<()> {
     resume_vm(vm).await?;
-    if sandbox.look(|record| !record.run.paused) {
-        or_end(vm, freeze(agent, OWN, false)).await?;
+    let stopped = sandbox.look(|record| (!record.run.paused).then(|| containers(record)));
+    if let Some(stopped) = stopped {
+        or_end(vm, freeze_all(agent, &stopped, false)).await?;
     }
     sandbox.update(|record| record.saving.under_way = false).await
 }
@@ -266,7 +271,7 @@ pub(crate) async fn resume_vm(vm: &dyn Vm) -> Result<()> {
 }
 
 /// Describes the machine and the container of a sandbox that was saved. The files of the disks are
-/// left out.
+/// left out. The volumes of a pod are those of its containers.
 pub(crate) async fn describe(
     node: &Node,
     record: &Record,
@@ -321,7 +326,7 @@ pub(crate) fn finish(
     let bytes = record.memory_file_bytes();
     let measured = std::fs::File::open(&path).and_then(|file| measure_pages(&file, bytes));
     let (touched_bytes, memory_sha256) = measured.map_err(Error::file("cannot read", &path))?;
-    snapshot.files = disks::measure(&snapshot.volumes, &unfinished)?;
+    snapshot.files = disks::measure(record, &snapshot.volumes, &unfinished)?;
     // Forks are given the room of their volumes once more.
     let counted = disks::overlays(&record.volumes, &snapshot.files);
     snapshot.layers_bytes = snapshot.layers_bytes.saturating_sub(counted);

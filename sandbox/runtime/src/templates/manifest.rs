@@ -32,8 +32,9 @@ const VERSION: u32 = 4;
 /// The name of the field with the digest of a description.
 const DIGEST: &str = "sha256";
 /// The most bytes of a manifest. That of a snapshot has the command line and environment of its
-/// container.
-pub(crate) const MOST_MANIFEST: u64 = MOST_ASKED as u64 + (64 << 10);
+/// container; that of a pod, for each of its containers, a file and the volumes, whose files have a
+/// stamp beside what their record has.
+pub(crate) const MOST_MANIFEST: u64 = MOST_ASKED as u64 + (512 << 10);
 
 /// The description of a template or snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,8 +81,8 @@ pub(crate) struct Snapshot {
     pub kernel: Option<PathBuf>,
     /// The accelerator: "auto" or "kvm".
     pub accelerator: String,
-    /// The block volumes. The path of one with an overlay is the name of its file beside this
-    /// description.
+    /// The block volumes, those of all containers of a pod. The path of one with an overlay is the
+    /// name of its file beside this description.
     pub volumes: Vec<Volume>,
     /// The files of the disks beside this description.
     pub files: Vec<DiskFile>,

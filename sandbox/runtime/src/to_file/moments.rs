@@ -10,9 +10,9 @@ use tonic::Code;
 
 use super::NAME;
 use crate::agent::{Agent, process};
-use crate::container::OWN;
 use crate::name::new_id;
 use crate::node::Node;
+use crate::pause::containers;
 use crate::process::agent_spec;
 use crate::record::Process;
 use crate::sandbox::Sandbox;
@@ -24,14 +24,20 @@ const QUIET: Duration = Duration::from_millis(100);
 /// The longest time for which the rest of the memory waits for the guest to be quiet.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// Has the guest begin a process in the container, by the way of every exec up to its program,
-/// which is none: a directory. So nothing of the image runs. Returns the time of the answer,
-/// CLOCK_MONOTONIC, or `None` if the guest has none, as when the container has ended.
+/// Has the guest begin a process in the container, or in the first one of a pod that goes on, by
+/// the way of every exec up to its program, which is none: a directory. So nothing of the image
+/// runs. Returns the time of the answer, CLOCK_MONOTONIC, or `None` if the guest has none, as when
+/// the container has ended, or if no container of a pod goes on.
 pub(super) async fn first_exec(sandbox: &Sandbox, agent: &Agent) -> Option<u64> {
-    let spec = sandbox
-        .look(|record| Process { args: vec!["/".to_owned()], ..record.settings.process.clone() });
+    let found = sandbox.look(|record| {
+        let id = containers(record).into_iter().next()?;
+        let settings = record.added(&id).map_or(&record.settings, |added| &added.settings);
+        Some((id, settings.process.clone()))
+    });
+    let (id, settings) = found?;
+    let spec = Process { args: vec!["/".to_owned()], ..settings };
     let request = agent_v1::ExecRequest {
-        process: process(OWN, &new_id()),
+        process: process(&id, &new_id()),
         spec: Some(agent_spec(&spec)),
         ..Default::default()
     };

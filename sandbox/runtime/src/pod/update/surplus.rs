@@ -99,11 +99,12 @@ pub async fn give_back_memory(
 }
 
 /// Has the guest of a pod give back memory. Returns what went back, and whether the guest may give
-/// back more later. Returns `None` if its limits need all that it has.
+/// back more later. Returns `None` if its limits need all that it has, or its memory is in a file.
 async fn attempt(sandbox: &Arc<Sandbox>) -> Option<(GivenBack, bool)> {
     let _turn = sandbox.wait_to_change_size().await;
-    // Another update may have come first, or another container's end.
-    let wanted = sandbox.look(spare)?;
+    // Another update may have come first, or another container's end, or the pod may have been
+    // paused into a file, from which it comes back with a task of its own.
+    let wanted = sandbox.look(spare).filter(|_| !sandbox.is_in_file())?;
     let before = sandbox.look(|record| record.memory_bytes);
     let changed = resize::change_to(sandbox, wanted, LONGEST).await;
     let bytes = before.saturating_sub(sandbox.look(|record| record.memory_bytes));
