@@ -20,6 +20,7 @@ mod args;
 mod bench;
 mod client;
 mod copy;
+mod cp;
 mod daemon;
 mod device_plugin;
 mod disk;
@@ -223,6 +224,7 @@ fn measure(cli: &BenchCli) -> Result<i32> {
 async fn command(cli: &Cli, config: Config) -> Result<i32> {
     match &cli.command {
         Command::Run(args) => return run::run(&cli.node, &config, args).await,
+        Command::Cp(args) => return cp::cp(&cli.node, &config, args).await,
         Command::Exec(args) => return run::exec(&cli.node, &config, args).await,
         Command::Attach(args) => return run::attach(&cli.node, &config, &args.name).await,
         Command::Pod(command) => return pod::command(&cli.node, &config, command).await,

@@ -446,7 +446,7 @@ pub async fn exec(node: &NodeArgs, config: &Config, args: &ExecArgs) -> Result<i
         rows,
         columns,
         stdin: args.process.interactive,
-        detach: false,
+        detach: args.detach,
         privileged: args.process.privileged,
         security: security::asked_by_exec(&mut client, args).await?,
         zygote: None,

@@ -186,6 +186,9 @@ pub struct ProcessArgs {
 pub struct ExecArgs {
     #[command(flatten)]
     pub process: ProcessArgs,
+    /// Return when the command runs; its output is discarded, and its end not waited for
+    #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
+    pub detach: bool,
     /// Sandbox: name, id, or the beginning of an id; a container of a pod as POD/CONTAINER
     pub name: String,
     /// Command and arguments

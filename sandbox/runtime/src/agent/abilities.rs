@@ -17,6 +17,8 @@ pub(super) struct Abilities {
     pub makes_huge_pages: bool,
     /// It forks processes of zygotes.
     pub has_zygotes: bool,
+    /// It starts processes that no host attaches to.
+    pub detaches: bool,
 }
 
 impl Abilities {
@@ -28,7 +30,24 @@ impl Abilities {
             makes_file_dirs: reply.file_dirs,
             makes_huge_pages: reply.huge_pages,
             has_zygotes: reply.zygotes,
+            detaches: reply.detached_execs,
         }
+    }
+}
+
+impl super::Agent {
+    /// Checks that the agent starts processes that no host attaches to: with an earlier one, they
+    /// would never begin.
+    ///
+    /// # Errors
+    /// [`Error::Agent`].
+    pub(crate) fn check_detach(&self) -> Result<()> {
+        if self.abilities.detaches {
+            return Ok(());
+        }
+        let old = "the sandbox's agent is of an earlier version, which detaches no processes: \
+                   leave --detach out, or start the sandbox anew";
+        Err(Error::Agent(old.to_owned()))
     }
 }
 
