@@ -27,13 +27,19 @@ ok "agent reached after $agent_ms ms, all stages recorded"
 mkdir -p "$work/conf/sub"
 echo 'hosts of mine' >"$work/hosts"; echo one >"$work/conf/a"; echo two >"$work/conf/sub/b"
 chmod 640 "$work/conf/a"
-out=$("$slipway" run --rm --read-only --copy "$work/hosts:/etc/hosts" --copy "$work/conf:/srv/app/conf" "$image" -- \
-    sh -c 'cat /etc/hosts /srv/app/conf/a /srv/app/conf/sub/b; stat -c "%a %u" /srv/app/conf/a') || fail "copies: $out"
+out=$("$slipway" run --rm --read-only --copy "$work/hosts:/etc/hosts" --copy "$work/conf:/srv/app/conf" \
+    --tmpfs /scratch:size=1m,mode=700 "$image" -- \
+    sh -c 'cat /etc/hosts /srv/app/conf/a /srv/app/conf/sub/b; stat -c "%a %u" /srv/app/conf/a
+        stat -c %a /scratch; grep " /scratch " /proc/mounts | tr , "\n" | grep -cxE "noexec|size=1024k"
+        head -c 2000000 /dev/zero >/scratch/x 2>/dev/null; stat -c %s /scratch/x') || fail "copies, --tmpfs: $out"
 [ "$out" = "hosts of mine
 one
 two
-640 0" ] || fail "copies: $out"
-ok "copies of a file and of a directory are in the container"
+640 0
+700
+2
+1048576" ] || fail "copies, --tmpfs: $out"
+ok "copies of a file and of a directory are in the container, and a tmpfs that is bounded"
 
 out=$("$slipway" run --rm --count 8 --timeline "$work/eight.svg" "$image" -- \
     sh -c 'uname -r; cat /etc/os-release' 2>"$work/eight.err") || fail "eight: status $?, $(grep -E 'slipway:|exit' "$work/eight.err" | head -5)"

@@ -5,7 +5,7 @@ use std::io::{Read, Result, Write};
 /// The most bytes of a message.
 pub const PIECE: usize = 32 << 10;
 
-/// A writer that gathers what is written in pieces of [`PIECE`] bytes, and hands each to a function.
+/// A writer that gathers data in pieces of [`PIECE`] bytes, and hands each to a function.
 pub struct PieceWriter<S> {
     send: S,
     piece: Vec<u8>,

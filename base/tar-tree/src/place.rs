@@ -81,7 +81,7 @@ pub fn find(root: BorrowedFd<'_>, path: &Path, follow: bool) -> Result<Found, Er
     }
 }
 
-/// What is to be put somewhere, as far as that decides where.
+/// A file or directory that is to be copied, as far as that decides on its place.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
     /// It is a directory.
@@ -106,7 +106,7 @@ pub struct Place {
     pub(crate) top: Top,
 }
 
-/// What the first names of an archive's entries stand for.
+/// The meaning of the first names of an archive's entries.
 pub(crate) enum Top {
     /// Each entry has its own path below the directory.
     Entries,

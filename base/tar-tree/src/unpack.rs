@@ -1,6 +1,6 @@
 //! The files of an archive, made below a directory.
 //!
-//! Whoever wrote the archive is hostile; the head of the crate says what keeps it in.
+//! The writer of the archive may be hostile; the head of the crate says what keeps it in.
 
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
@@ -228,9 +228,8 @@ impl Unpacker<'_> {
         let Some((name, above)) = way.split_last() else {
             return Err(Error::refused(Path::new("."), "it has no name"));
         };
-        let missing = |error: &Error| matches!(error, Error::File { cause, .. } if cause.kind() == ErrorKind::NotFound);
         let directory = match self.open_below(above, OFlags::PATH) {
-            Err(error) if missing(&error) && matches!(self.place.top, Top::Entries) => {
+            Err(error) if is_missing(&error) && matches!(self.place.top, Top::Entries) => {
                 for end in 1..=above.len() {
                     let directory = self.open_below(&above[..end - 1], OFlags::PATH)?;
                     let (name, mode) = (&above[end - 1], Mode::from_raw_mode(0o755));
@@ -243,7 +242,7 @@ impl Unpacker<'_> {
             }
             opened => opened?,
         };
-        Ok((directory, name))
+        Ok((directory, name.as_os_str()))
     }
 
     /// Opens the directory of the entry at `way`, from which a file with its name is removed.
@@ -339,6 +338,10 @@ fn is_sparse<R: Read>(entry: &mut Entry<'_, R>) -> Result<bool, Error> {
 fn target<R: Read>(entry: &Entry<'_, R>) -> OsString {
     let target = entry.link_name_bytes().map(|target| target.into_owned());
     OsString::from_vec(target.unwrap_or_default())
+}
+
+fn is_missing(error: &Error) -> bool {
+    matches!(error, Error::File { cause, .. } if cause.kind() == ErrorKind::NotFound)
 }
 
 fn path_of(way: &[OsString]) -> PathBuf {

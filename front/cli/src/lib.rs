@@ -59,6 +59,7 @@ mod systemd;
 mod table;
 mod target;
 mod template;
+mod tmpfs;
 mod vf;
 mod vmm;
 mod volume;
@@ -293,8 +294,10 @@ mod tests {
 
     #[test]
     fn a_usage_error_is_a_line_that_names_what_was_meant() {
-        let line = usage_error("slipway run --tmpfs /x image");
-        assert_eq!(line, "unexpected argument '--tmpfs' found");
+        let line = usage_error("slipway run --gpus /x image");
+        assert_eq!(line, "unexpected argument '--gpus' found");
+        let line = usage_error("slipway run --tmpfs /x:size=y image");
+        assert!(line.contains("--tmpfs") && line.contains("is no size"), "{line}");
         let line = usage_error("slipway iamge ls");
         assert!(line.contains("; some similar") || line.contains("; a similar"), "{line}");
         assert!(!line.contains("tip:") && !line.contains('\n'), "{line}");

@@ -144,6 +144,7 @@ impl Agent for Hollow {
             // Processes of containers are none that could be forked.
             zygotes: false,
             detached_execs: false,
+            bounded_file_dirs: true,
         }))
     }
 

@@ -184,8 +184,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Sets up another process in a container, or only its zygote. A detached one begins. Returns its
-    /// process id.
+    /// Sets up another process in a container, or only its zygote. A detached one begins. Returns
+    /// its process id.
     pub async fn exec(&self, request: ExecRequest) -> Result<ExecReply, Status> {
         let process = request.process.clone().unwrap_or_default();
         let container = self.container(&process.container_id)?;
@@ -197,9 +197,8 @@ impl Agent {
         }
         let detached = request.detach;
         if detached && (spec.terminal || spec.stdin || request.zygote.is_some()) {
-            return Err(Status::invalid_argument(
-                "a detached process has no streams and no zygote",
-            ));
+            let why = "a detached process has no streams and no zygote";
+            return Err(Status::invalid_argument(why));
         }
         let (places, reaper) = (&self.places, &self.reaper);
         let context = ContainerContext { container: &container, places, reaper };

@@ -80,6 +80,7 @@ impl AgentService for Service {
             huge_pages: true,
             zygotes: true,
             detached_execs: true,
+            bounded_file_dirs: true,
         }))
     }
 

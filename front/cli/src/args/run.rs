@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum, ValueHint};
 use super::{NetworkArgs, SecurityArgs, Switched, SysctlArg};
 use crate::copy::CopyArg;
 use crate::size::parse_size;
+use crate::tmpfs::TmpfsArg;
 use crate::volume::VolumeArg;
 
 #[derive(Clone, Debug, Args)]
@@ -78,6 +79,11 @@ pub struct RunArgs {
     /// copy only
     #[arg(long, value_name = "HOST:/PATH")]
     pub copy: Vec<CopyArg>,
+    /// Mount an empty directory in the guest's memory at /PATH. "size" bounds it [default: half of
+    /// the memory], "mode" is its mode [default: 1777], "uid" and "gid" are its owner's; programs
+    /// in it are executed with "exec" only
+    #[arg(long, value_name = "/PATH[:size=SIZE,mode=MODE,...]")]
+    pub tmpfs: Vec<TmpfsArg>,
     /// Label, key=value
     #[arg(short, long, value_name = "KEY=VALUE")]
     pub label: Vec<String>,

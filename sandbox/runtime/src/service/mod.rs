@@ -490,6 +490,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
             gives_functions: true,
             makes_empty_dirs: true,
             makes_file_dirs: true,
+            bounds_file_dirs: true,
             gives_huge_pages: true,
             places_pods: self.node.config.pod_cgroups != Some(false),
         }))
