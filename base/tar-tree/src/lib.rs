@@ -5,8 +5,8 @@
 //!
 //! The end that packs looks its source up ([`find()`]) and writes an archive of it ([`pack()`]).
 //! The other end decides by docker's rules where the source is to be ([`place()`]), and makes the
-//! files of the archive there ([`unpack()`]). A tree has the name [`TOP`] in an archive between the two,
-//! in place of which the end that unpacks puts the name of the place. [`PieceWriter`] and
+//! files of the archive there ([`unpack()`]). A tree has the name [`TOP`] in an archive between the
+//! two, in place of which the end that unpacks puts the name of the place. [`PieceWriter`] and
 //! [`PieceReader`] make messages of an archive, and an archive of messages.
 //!
 //! # What keeps an archive in

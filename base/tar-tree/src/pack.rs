@@ -18,7 +18,8 @@ use crate::{Error, LeftOut};
 const DEPTH: usize = 128;
 /// The largest target of a link that a header holds itself.
 const LINK_NAME: usize = 100;
-/// `SYSFS_MAGIC` and `CGROUP2_SUPER_MAGIC` of Linux (statfs(2)).
+/// The kernel's own file systems, whose sizes say nothing: `PROC_SUPER_MAGIC`, `SYSFS_MAGIC` and
+/// `CGROUP2_SUPER_MAGIC` (statfs(2)).
 const KERNEL: [u64; 3] = [PROC_SUPER_MAGIC as u64, 0x6265_6572, 0x6367_7270];
 
 /// Writes an archive of `source`, which has the path `name` in it, to `out`, and flushes that.

@@ -105,10 +105,10 @@ fn host_root() -> Result<OwnedFd> {
 
 /// Returns the absolute form of a path on the host, whose end stays as it is.
 fn full(path: &Path) -> Result<PathBuf> {
-    let mut full = std::env::current_dir().context("the working directory")?.into_os_string();
     if path.is_absolute() {
         return Ok(path.to_owned());
     }
+    let mut full = std::env::current_dir().context("the working directory")?.into_os_string();
     full.push("/");
     full.push(path);
     Ok(full.into())
@@ -164,13 +164,15 @@ async fn take(
     sender: mpsc::Sender<Option<Vec<u8>>>,
 ) -> Result<Option<v1::LeftOut>> {
     loop {
-        match next(replies).await? {
-            Ok(data) if sender.send(Some(data)).await.is_ok() => {}
-            Ok(_) => return Ok(None),
+        let data = match next(replies).await? {
+            Ok(data) => data,
             Err(left_out) => {
                 let _ = sender.send(None).await;
                 return Ok(Some(left_out));
             }
+        };
+        if sender.send(Some(data)).await.is_err() {
+            return Ok(None);
         }
     }
 }
@@ -224,7 +226,7 @@ async fn copy_in(
     let packing = tokio::task::spawn_blocking(move || {
         let left_out = archive(&sender)?;
         let _ = sender.blocking_send(copy_message(copy_in_request::Kind::End(true)));
-        Ok(left_out)
+        Ok::<_, Error>(left_out)
     });
     let reply = answer(client.copy_in(ReceiverStream::new(messages)).await);
     (reply.map(|reply| reply.left_out.unwrap_or_default()), packing)
