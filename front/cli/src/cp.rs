@@ -304,3 +304,55 @@ fn send_archive(sender: &Sender) -> Result<LeftOut, Error> {
 fn message(error: Error) -> anyhow::Error {
     anyhow::Error::msg(error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_of_the_host_has_the_name_that_docker_gives_it() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("a/b")).unwrap();
+        std::fs::write(dir.path().join("a/file"), "x").unwrap();
+        for (path, name, directory, contents) in [
+            ("a/file", "file", false, false),
+            ("a", "a", true, false),
+            ("a/", "a", true, false),
+            ("a/.", "a", true, true),
+            ("a/b/..", "a", true, false),
+        ] {
+            let (to, _) = source_on_host(&dir.path().join(path), false).unwrap();
+            let source = to.source.unwrap();
+            assert_eq!(String::from_utf8(source.name).unwrap(), name, "{path}");
+            assert_eq!((source.directory, source.contents), (directory, contents), "{path}");
+        }
+        let missing = source_on_host(&dir.path().join("none"), false);
+        assert!(missing.err().unwrap().to_string().contains("none: No such file"));
+        let device = source_on_host(Path::new("/dev/null"), false);
+        assert!(device.err().unwrap().to_string().contains("/dev/null: it is a device"));
+    }
+
+    #[test]
+    fn a_path_in_a_container_ends_with_a_name() {
+        assert_eq!(name_of("/etc/hosts/").unwrap(), "hosts");
+        assert!(name_of("/etc/..").unwrap_err().to_string().contains("/etc/.."));
+    }
+
+    #[test]
+    fn the_end_of_a_path_stays_as_it_is() {
+        for path in ["/a/.", "/a/", "/a/.."] {
+            assert_eq!(full(Path::new(path)).unwrap().as_os_str(), path);
+        }
+        let relative = full(Path::new("a/.")).unwrap();
+        assert!(relative.is_absolute() && relative.as_os_str().as_bytes().ends_with(b"/a/."));
+    }
+
+    #[test]
+    fn what_both_ends_left_out_is_one_number() {
+        let told = v1::LeftOut { count: 1, first: "a".to_owned() };
+        let own = LeftOut { count: 2, first: "b".to_owned() };
+        let both = v1::LeftOut { count: 3, first: "a".to_owned() };
+        assert_eq!(sum(told, own.clone()), both);
+        assert_eq!(sum(v1::LeftOut::default(), own).first, "b");
+    }
+}
