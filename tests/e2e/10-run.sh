@@ -12,15 +12,20 @@ mkdir -p "$work/conf/sub"
 echo 'hosts of mine' >"$work/hosts"; echo one >"$work/conf/a"; echo two >"$work/conf/sub/b"
 chmod 640 "$work/conf/a"
 out=$("$slipway" run --rm --timeline "$work/one.json" --read-only --copy "$work/hosts:/etc/hosts" --copy "$work/conf:/srv/app/conf" \
-    "$image" -- sh -c 'uname -r; grep ^PRETTY_NAME= /etc/os-release
-    cat /etc/hosts /srv/app/conf/a /srv/app/conf/sub/b; stat -c "%a %u" /srv/app/conf/a') || fail "a sandbox did not run: $out"
+    --tmpfs /scratch:size=1m,mode=700 "$image" -- sh -c 'uname -r; grep ^PRETTY_NAME= /etc/os-release
+    cat /etc/hosts /srv/app/conf/a /srv/app/conf/sub/b; stat -c "%a %u" /srv/app/conf/a
+    stat -c %a /scratch; grep " /scratch " /proc/mounts | tr , "\n" | grep -cxE "noexec|size=1024k"
+    head -c 2000000 /dev/zero >/scratch/x 2>/dev/null; stat -c %s /scratch/x') || fail "a sandbox did not run: $out"
 grep -q 'Debian GNU/Linux 12' <<<"$out" || fail "no Debian in: $out"
 ok "one sandbox runs Debian 12 on $(head -1 <<<"$out")"
 [ "$(tail -n +3 <<<"$out")" = "hosts of mine
 one
 two
-640 0" ] || fail "copies: $out"
-ok "copies of a file and of a directory are in the container"
+640 0
+700
+2
+1048576" ] || fail "copies, --tmpfs: $out"
+ok "copies of a file and of a directory are in the container, and a tmpfs that is bounded"
 
 agent_ms=$(python3 - "$work/one.json" <<'P'
 import json, sys

@@ -77,6 +77,30 @@ wait_until 20 grep -q 'line 5' "$work/follow" || fail "logs -f: $(cat "$work/fol
 [ "$("$slipway" exec back cat /proc/1/comm)" = sh ] || fail "exec"
 "$slipway" exec back sh -c 'exit 4'; [ $? = 4 ] || fail "exec's status"
 [ "$(echo typed | "$slipway" exec -i back cat)" = typed ] || fail "exec -i"
+# A pipe would not hold so much output of a command that nobody attaches to.
+"$slipway" exec -d back sh -c 'head -c 1000000 /dev/zero; echo there >/tmp/detached; exec sleep 1000' || fail "exec -d"
+detached() { [ "$("$slipway" exec back cat /tmp/detached 2>/dev/null)" = there ]; }
+wait_until 60 detached || fail "a detached command does not go on"
+"$slipway" exec -d back nosuchprog 2>"$work/err"; [ $? = 127 ] || fail "exec -d of no program: $(cat "$work/err")"
+ok "exec -d returns at once, and the command goes on"
+# Files go in and out, by docker's rules for their places.
+mkdir -p "$work/tree/sub"; head -c 3000000 /dev/urandom >"$work/tree/sub/big"; ln -s sub/big "$work/tree/link"
+"$slipway" cp "$work/tree" back:/tmp || fail "cp of a directory into one that is there"
+"$slipway" cp "$work/tree/." back:tmp/new || fail "cp of what is in a directory"
+[ "$("$slipway" exec back sh -c 'cd /tmp; readlink tree/link; stat -c %u new/sub; sha256sum <new/link')" = "sub/big
+0
+$(sha256sum <"$work/tree/sub/big")" ] || fail "cp into a sandbox: $("$slipway" exec back ls -lR /tmp)"
+"$slipway" cp back:/tmp/tree "$work/came" && diff -r "$work/tree" "$work/came" || fail "cp out of a sandbox"
+"$slipway" cp back:/tmp/tree/link "$work/came/link2" && [ "$(readlink "$work/came/link2")" = sub/big ] || fail "cp of a link"
+"$slipway" cp -L back:/tmp/tree/link "$work/followed" && cmp "$work/followed" "$work/tree/sub/big" || fail "cp -L"
+tar -C "$work" -c tree | "$slipway" cp - back:/mnt || fail "cp of an archive"
+[ "$("$slipway" cp back:/mnt/tree - | tar -t | sort | tr '\n' ' ')" = "tree/ tree/link tree/sub/ tree/sub/big " ] || fail "cp to an archive"
+"$slipway" exec back mkfifo /tmp/tree/pipe
+"$slipway" cp back:/tmp/tree/. "$work/came" 2>"$work/err" && grep -q 'left out 1 .* pipe$' "$work/err" && [ ! -e "$work/came/pipe" ] ||
+    fail "cp of a pipe: $(cat "$work/err")"
+! "$slipway" cp back:/tmp/none "$work/none" 2>"$work/err" && grep -q '/tmp/none: No such file' "$work/err" || fail "cp of nothing: $(cat "$work/err")"
+! "$slipway" cp "$work/tree" back:/no/such 2>"$work/err" && [ "$(grep -c . "$work/err")" = 1 ] || fail "cp to nowhere: $(cat "$work/err")"
+ok "cp: files, directories, links and archives, into a sandbox and out of it"
 # Its VMM is in a cage: nothing of the starter's environment, nothing of the host to name.
 vmm=$(vmm_of back)
 runs "$vmm" || fail "no VMM of back: $vmm"

@@ -81,6 +81,12 @@ refuses '/no/such' run --volume /no/such:/data "$image" true
 refuses 'cannot read /no/such' run --copy /no/such:/etc/x "$image" true
 refuses 'neither a file nor a directory' run --copy /dev/null:/etc/x "$image" true
 refuses "container's own" run --copy /etc/hostname:/proc/x "$image" true
+refuses 'no size' run --tmpfs /run:size=lots "$image" true
+refuses 'no option of a tmpfs' run --tmpfs /run:size=1m,ro "$image" true
+refuses 'a tmpfs cannot be at' run --tmpfs /proc/x "$image" true
+refuses 'NAME:PATH' cp /etc/hosts "$work/hosts"
+refuses 'names no path' cp nobody: "$work/hosts"
+refuses 'no sandbox' cp nobody:/etc/hosts "$work/hosts"
 refuses 'unknown limit "foo"' run --ulimit foo=1 "$image" true
 refuses 'working directory "rel" is not an absolute path' run -w rel "$image" true
 refuses 'kernel' run --kernel /etc/passwd "$image" true

@@ -10,6 +10,7 @@
 
 mod bench;
 mod bench_function;
+mod cp;
 mod density;
 mod disk;
 mod endpoint;
@@ -36,6 +37,7 @@ pub use bench::{
     PacketModelArg, PacketTargetArgs, SocketArgs, SocketLoadArgs, TargetArgs, VmmArgs,
 };
 pub use bench_function::BenchFunctionArgs;
+pub use cp::{CopyEnd, CpArgs};
 pub use density::{DensityArgs, DensityEngine};
 pub use disk::{DiskKind, Doorbells};
 pub use endpoint::{DiskCommand, EndpointArgs, EndpointCommand, LimitArgs};
@@ -132,6 +134,13 @@ pub enum Command {
     Logs(LogsArgs),
     /// Run one more command in a running container
     Exec(ExecArgs),
+    /// Copy files and directories between the host and a running container
+    ///
+    /// SRC and DEST as docker has them: a DEST that is a directory gets SRC under its own name, and
+    /// any other DEST is the copy's name. Of a directory whose SRC ends with `/.` only what is in
+    /// it is copied. With `-` for the side of the host, a tar archive is read from standard input
+    /// and unpacked in the directory DEST, or written to standard output. The image needs no `tar`.
+    Cp(CpArgs),
     /// Join the standard streams of a running container
     Attach(NameArg),
     /// Have ports of the host lead to ports of a sandbox that only its own programs reach

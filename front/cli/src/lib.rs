@@ -20,6 +20,7 @@ mod args;
 mod bench;
 mod client;
 mod copy;
+mod cp;
 mod daemon;
 mod device_plugin;
 mod disk;
@@ -58,6 +59,7 @@ mod systemd;
 mod table;
 mod target;
 mod template;
+mod tmpfs;
 mod vf;
 mod vmm;
 mod volume;
@@ -236,6 +238,7 @@ fn measure(cli: &BenchCli) -> Result<i32> {
 async fn command(cli: &Cli, config: Config) -> Result<i32> {
     match &cli.command {
         Command::Run(args) => return run::run(&cli.node, &config, args).await,
+        Command::Cp(args) => return cp::cp(&cli.node, &config, args).await,
         Command::Exec(args) => return run::exec(&cli.node, &config, args).await,
         Command::Attach(args) => return run::attach(&cli.node, &config, &args.name).await,
         Command::Pod(command) => return pod::command(&cli.node, &config, command).await,
@@ -304,8 +307,10 @@ mod tests {
 
     #[test]
     fn a_usage_error_is_a_line_that_names_what_was_meant() {
-        let line = usage_error("slipway run --tmpfs /x image");
-        assert_eq!(line, "unexpected argument '--tmpfs' found");
+        let line = usage_error("slipway run --gpus /x image");
+        assert_eq!(line, "unexpected argument '--gpus' found");
+        let line = usage_error("slipway run --tmpfs /x:size=y image");
+        assert!(line.contains("--tmpfs") && line.contains("is no size"), "{line}");
         let line = usage_error("slipway iamge ls");
         assert!(line.contains("; some similar") || line.contains("; a similar"), "{line}");
         assert!(!line.contains("tip:") && !line.contains('\n'), "{line}");

@@ -20,12 +20,15 @@ use crate::args::{ExecArgs, NodeArgs, RunArgs};
 use crate::client::{Lost, answer, connect, next_daemon, record, refused};
 use crate::out::OWN_FAILURE;
 use crate::session::{self, Event, Plain, SessionSettings, Sink, carry, requests, terminal_size};
-use crate::{image, keeper, progress, report, security, snapshot, spec};
+use crate::{image, keeper, progress, report, security, snapshot, spec, tmpfs};
 
 /// Runs `slipway run`. Returns the exit status.
 pub async fn run(node: &NodeArgs, config: &Config, args: &RunArgs) -> Result<i32> {
     check(args)?;
     let client = connect(node, config).await?;
+    if !args.tmpfs.is_empty() {
+        tmpfs::check(&answer(client.clone().status(v1::Empty {}).await)?)?;
+    }
     let saved = snapshot::of_run(node, config, args).await?;
     let began = monotonic_ns();
     let (digest, ended) = match &saved {
@@ -450,7 +453,7 @@ pub async fn exec(node: &NodeArgs, config: &Config, args: &ExecArgs) -> Result<i
         rows,
         columns,
         stdin: args.process.interactive,
-        detach: false,
+        detach: args.detach,
         privileged: args.process.privileged,
         security: security::asked_by_exec(&mut client, args).await?,
         zygote: None,

@@ -254,6 +254,7 @@ fn fixed(args: &RunArgs) -> Option<&'static str> {
         ("--read-only", args.read_only),
         ("--volume", !args.volume.is_empty()),
         ("--copy", !args.copy.is_empty()),
+        ("--tmpfs", !args.tmpfs.is_empty()),
         ("--ulimit", !args.ulimit.is_empty()),
         ("--sysctl", !args.sysctl.is_empty()),
         ("--pull", args.pull != Pull::Missing),

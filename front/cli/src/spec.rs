@@ -8,7 +8,7 @@ use slipway_runtime::v1;
 use crate::args::{MachineArgs, NetworkArgs, ProcessArgs, RunArgs, Switched};
 use crate::session::terminal_size;
 use crate::size::CpuCount;
-use crate::{copy, security, volume};
+use crate::{copy, security, tmpfs, volume};
 
 /// The word of `--from` for no template.
 pub const NONE: &str = "none";
@@ -62,6 +62,7 @@ pub fn of_run(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpe
         labels: labels(&args.label)?,
         limits: args.ulimit.iter().map(|text| limit(text)).collect::<Result<_>>()?,
         files: copy::read(&args.copy)?,
+        file_dirs: tmpfs::dirs(&args.tmpfs),
         security: security::of_run(&args.process.security, args.process.privileged, &args.sysctl)?,
         ..of_pod
     })

@@ -143,6 +143,8 @@ impl Agent for Hollow {
             huge_pages: true,
             // Processes of containers are none that could be forked.
             zygotes: false,
+            detached_execs: false,
+            bounded_file_dirs: true,
         }))
     }
 
@@ -290,6 +292,16 @@ impl Agent for Hollow {
     }
 
     async fn put_files(&self, _: Request<PutFilesRequest>) -> Answer<PutFilesReply> {
+        none()
+    }
+
+    type CopyOutStream = ReceiverStream<Result<CopyOutReply, Status>>;
+
+    async fn copy_out(&self, _: Request<CopyOutRequest>) -> Answer<Self::CopyOutStream> {
+        none()
+    }
+
+    async fn copy_in(&self, _: Request<Streaming<CopyInRequest>>) -> Answer<CopyInReply> {
         none()
     }
 

@@ -287,6 +287,7 @@ fn file_dir(share: &v1::Share, status: &fs::Metadata) -> v1::FileDir {
         uid: status.uid(),
         gid: status.gid(),
         file: !status.is_dir(),
+        ..v1::FileDir::default()
     }
 }
 
@@ -419,7 +420,7 @@ mod tests {
         let status = fs::metadata(&volume).unwrap();
         let (mode, uid, gid) = (status.mode() & MODE, status.uid(), status.gid());
         let path = "/etc/app".to_owned();
-        let expected = v1::FileDir { path, read_only: true, mode, uid, gid, file: false };
+        let expected = v1::FileDir { path, read_only: true, mode, uid, gid, ..Default::default() };
         assert_eq!(copied.dirs, [expected]);
         assert_eq!(copied.bytes(), PAGE);
     }

@@ -184,7 +184,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Sets up another process in a container, or only its zygote. Returns its process id.
+    /// Sets up another process in a container, or only its zygote. A detached one begins. Returns
+    /// its process id.
     pub async fn exec(&self, request: ExecRequest) -> Result<ExecReply, Status> {
         let process = request.process.clone().unwrap_or_default();
         let container = self.container(&process.container_id)?;
@@ -193,6 +194,11 @@ impl Agent {
         check_process(spec).map_err(invalid)?;
         if request.zygote.is_some() && spec.terminal {
             return Err(Status::invalid_argument("a fork has no terminal"));
+        }
+        let detached = request.detach;
+        if detached && (spec.terminal || spec.stdin || request.zygote.is_some()) {
+            let why = "a detached process has no streams and no zygote";
+            return Err(Status::invalid_argument(why));
         }
         let (places, reaper) = (&self.places, &self.reaper);
         let context = ContainerContext { container: &container, places, reaper };
@@ -206,9 +212,15 @@ impl Agent {
         let prepared = prepared.map_err(|failure| status(&failure))?;
         let PreparedProcess { process: exec, forked, not_forked } = prepared;
         let reply = ExecReply { pid: pid(&exec), forked, refused: not_forked };
+        let begins = Arc::clone(&exec);
         if let Err(exec) = reserved.fill(exec) {
             let _ = exec.signal(libc::SIGKILL as u32);
             return Err(refusal(Refused::Closed, "exec", &process.exec_id));
+        }
+        if detached {
+            // Nobody asks for its exit status.
+            begins.note_told();
+            begins.start().await.map_err(|failure| status(&failure))?;
         }
         Ok(reply)
     }

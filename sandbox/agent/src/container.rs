@@ -200,6 +200,7 @@ impl Container {
             cgroup: cgroup_path(self.cgroup.as_ref()),
             join: self.main.pid().as_raw_nonzero().get(),
             sockets: self.sockets,
+            without_streams: request.detach,
             ..InitSpec::default()
         })
     }
@@ -223,12 +224,19 @@ impl Container {
         let Ok(copying) = tokio::time::timeout(COPYING, self.copying.lock()).await else {
             bail!("other files are being put into the container");
         };
+        // Before anything is waited for: the number of a process that has ended may be another's.
+        Ok((copying, self.first_process()?))
+    }
+
+    /// Returns a pidfd of the first process.
+    ///
+    /// # Errors
+    /// The container does not run.
+    pub fn first_process(&self) -> Result<OwnedFd> {
         if !self.main.is_alive() {
             bail!("the container is not running");
         }
-        // Before anything is waited for: the number of a process that has ended may be another's.
-        let process = pidfd_open(self.main.pid(), PidfdFlags::empty())?;
-        Ok((copying, process))
+        Ok(pidfd_open(self.main.pid(), PidfdFlags::empty())?)
     }
 
     /// Gives the container the host name and the names of another sandbox.

@@ -14,7 +14,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, OpenTreeFlags, mount_change, mount_remount, open_tree,
@@ -28,9 +28,6 @@ const ASIDE: &str = ".slipway-new";
 /// The beginning of the names of directories that hold a version of a volume's files, as Kubernetes
 /// makes them.
 const VERSION: &str = "..";
-/// The times that a path is resolved while renames disturb it. A container may rename all the time,
-/// so there is an end.
-const ATTEMPTS: u32 = 32;
 
 /// Puts files into the root of a container that runs, and removes files from it. `process` is a
 /// pidfd of one of the container's.
@@ -47,7 +44,9 @@ pub async fn replace(process: OwnedFd, request: PutFilesRequest) -> Result<()> {
 ///
 /// # Errors
 /// The error of `work`; no thread can be started.
-pub async fn within(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+pub async fn within<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     let (sender, receiver) = tokio::sync::oneshot::channel();
     std::thread::Builder::new().name("copies".to_owned()).spawn(move || {
         // Without a receiver nobody asks any more.
@@ -193,23 +192,7 @@ pub fn split(path: &str) -> Result<(&str, &str)> {
 
 /// Opens a directory by its path relative to `root`; the empty path is the root.
 pub fn open_directory(root: BorrowedFd<'_>, path: &str) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let within = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let path = if path.is_empty() { "." } else { path };
-    again(|| rustix::fs::openat2(root, path, flags, Mode::empty(), within))
-}
-
-/// Repeats a call, up to [`ATTEMPTS`] times, that a rename anywhere in the guest may have disturbed
-/// while it resolved a path: the kernel then cannot tell that ".." stays in the root (openat2(2),
-/// `EAGAIN`).
-fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
-    let mut attempts = 1..ATTEMPTS;
-    loop {
-        match call() {
-            Err(Errno::AGAIN) if attempts.next().is_some() => {}
-            outcome => return outcome,
-        }
-    }
+    slipway_tar_tree::open_directory(root, Path::new(path))
 }
 
 /// Opens a directory, and makes it and those above it if they are missing.
@@ -306,26 +289,6 @@ mod tests {
         assert!(!root.at("old").exists());
         assert!(root.apply(&[], &["no path", "/fresh"]).is_err());
         assert!(!root.at("fresh").exists());
-    }
-
-    #[test]
-    fn a_path_is_resolved_again_while_renames_disturb_it() {
-        let mut calls = 0;
-        let disturbed = |times: u32, calls: &mut u32| {
-            again(|| {
-                *calls += 1;
-                if *calls > times { Ok(()) } else { Err(Errno::AGAIN) }
-            })
-        };
-        assert_eq!((disturbed(3, &mut calls), calls), (Ok(()), 4));
-        calls = 0;
-        assert_eq!((disturbed(u32::MAX, &mut calls), calls), (Err(Errno::AGAIN), ATTEMPTS));
-        let mut refused = 0;
-        let outcome: Result<(), _> = again(|| {
-            refused += 1;
-            Err(Errno::NOENT)
-        });
-        assert_eq!((outcome, refused), (Err(Errno::NOENT), 1));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Directories of a container's own for files of the host: Kubernetes' configMaps, secrets and the
-//! like.
+//! like; and those that begin empty (`slipway run --tmpfs`).
 //!
 //! Each is a tmpfs, so that nothing of the image is seen at its path. The agent has it mounted
 //! outside of containers and writes to it there: the container has a clone of the mount
@@ -26,8 +26,8 @@ use crate::{copies, empty_dirs, log};
 const MOST: usize = 256;
 /// The bits of a directory's mode.
 const MODE: u32 = 0o7777;
-/// The most bytes of a directory: twice 2 MiB in 4,096 files of whole pages, since a new version of
-/// a volume is there beside the old one for a moment.
+/// The most bytes of a directory for which no other bound is asked: twice 2 MiB in 4,096 files of
+/// whole pages, since a new version of a volume is there beside the old one for a moment.
 const BYTES: u64 = 2 * ((2 << 20) + 4096 * 4096);
 /// The name of the file in a directory that stands for a single file.
 const FILE: &str = "file";
@@ -180,7 +180,8 @@ impl Mounted {
         let at = base.join(NEXT.fetch_add(1, Ordering::Relaxed).to_string());
         let options = CString::new(options(dir))?;
         std::fs::create_dir(&at).with_context(|| at.display().to_string())?;
-        let made = mount("tmpfs", &at, "tmpfs", FLAGS, options.as_c_str());
+        let flags = if dir.no_exec { FLAGS | MountFlags::NOEXEC } else { FLAGS };
+        let made = mount("tmpfs", &at, "tmpfs", flags, options.as_c_str());
         made.inspect_err(|_| drop(std::fs::remove_dir(&at))).context("mounting a tmpfs")?;
         Self::open(at.clone(), dir).inspect_err(|_| unmake(&at))
     }
@@ -235,9 +236,13 @@ fn make_base(base: &Path) -> Result<()> {
     })
 }
 
-/// Returns the options of a directory's tmpfs.
-fn options(FileDir { mode, uid, gid, .. }: &FileDir) -> String {
-    format!("mode={:o},uid={uid},gid={gid},size={BYTES}", mode & MODE)
+/// Returns the options of a directory's tmpfs. Without a size the kernel takes half of the memory.
+fn options(FileDir { mode, uid, gid, size_bytes, .. }: &FileDir) -> String {
+    let size = match size_bytes.unwrap_or(BYTES) {
+        0 => String::new(),
+        bytes => format!(",size={bytes}"),
+    };
+    format!("mode={:o},uid={uid},gid={gid}{size}", mode & MODE)
 }
 
 #[cfg(test)]
@@ -297,5 +302,8 @@ mod tests {
         let (mode, uid, gid) = (0o42775, 7, 2000);
         let dir = FileDir { mode, uid, gid, ..FileDir::default() };
         assert_eq!(options(&dir), format!("mode=2775,uid=7,gid=2000,size={}", 36 << 20));
+        let sized = |bytes| FileDir { size_bytes: Some(bytes), ..dir.clone() };
+        assert_eq!(options(&sized(0)), "mode=2775,uid=7,gid=2000");
+        assert_eq!(options(&sized(4096)), "mode=2775,uid=7,gid=2000,size=4096");
     }
 }

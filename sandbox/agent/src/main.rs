@@ -18,7 +18,8 @@
 //! the machine begins with and those that the VMM adds, and takes those offline that the VMM is to
 //! remove; [`ethtool`] has the interface's queues follow. [`sockets`] starts the socket engine of a
 //! sandbox whose sockets are devices. [`shares`] mounts the host's files that containers have, and
-//! [`copies`] writes those of which they have copies, into a container's root or its [`file_dirs`].
+//! [`copies`] writes those of which they have copies, into a container's root or its [`file_dirs`],
+//! and [`copying`] has the host copy files out of a container and into it while it runs.
 //! [`rejoin`] gives a container of a saved machine the names of another sandbox. A [`message`] is
 //! what a container's program says of its end. [`empty_dirs`] makes directories of the sandbox that
 //! containers of a pod share by name, and [`huge_pages`] has the kernel make those that containers'
@@ -51,7 +52,7 @@
 //! These calls, the adoption of inherited descriptors and the runtime's registration of descriptors
 //! are the `unsafe` blocks. `slipway-netlink` configures the interface and ends connections.
 //! `serde_json` writes histograms. `anyhow` is used because every error here ends as text for the
-//! host.
+//! host. `slipway-tar-tree` packs and unpacks what is copied.
 #![allow(unsafe_code)]
 
 mod agent;
@@ -59,6 +60,7 @@ mod cgroup;
 mod connect;
 mod container;
 mod copies;
+mod copying;
 mod cpus;
 mod device_policy;
 mod empty_dirs;

@@ -227,7 +227,7 @@ fn launch(agent: &Path, spec: &InitSpec) -> io::Result<(OwnedFd, Pipes)> {
     let mut pipes = Pipes::default();
     let (terminal, stdin) = (wants(|process| process.terminal), wants(|process| process.stdin));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    if !terminal {
+    if !terminal && !spec.without_streams {
         let (read, write) = io::pipe()?;
         command.stdout(write);
         pipes.stdout = Some(Arc::new(AsyncFile::new(read.into())?));

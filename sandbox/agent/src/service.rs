@@ -23,6 +23,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::agent::Agent;
 use crate::connect::Connection;
+use crate::copying::{self, Outgoing};
 use crate::log;
 use crate::statuses::{internal, invalid, precondition, status};
 use crate::stdio::Attachment;
@@ -78,6 +79,8 @@ impl AgentService for Service {
             file_dirs: true,
             huge_pages: true,
             zygotes: true,
+            detached_execs: true,
+            bounded_file_dirs: true,
         }))
     }
 
@@ -294,6 +297,27 @@ impl AgentService for Service {
             }
             _ => Err(Status::invalid_argument("the first message must name the port")),
         }
+    }
+
+    type CopyOutStream = Outgoing;
+
+    async fn copy_out(&self, request: Request<CopyOutRequest>) -> Reply<Outgoing> {
+        let request = request.into_inner();
+        let container = self.0.container(&request.container_id)?;
+        let process = container.first_process().map_err(precondition)?;
+        Ok(Response::new(copying::copy_out(process, request)))
+    }
+
+    async fn copy_in(&self, request: Request<Streaming<CopyInRequest>>) -> Reply<CopyInReply> {
+        let mut input = request.into_inner();
+        let first = input.message().await?.and_then(|message| message.kind);
+        let Some(copy_in_request::Kind::To(to)) = first else {
+            return Err(Status::invalid_argument("the first message must name the place"));
+        };
+        let container = self.0.container(&to.container_id)?;
+        let process = container.first_process().map_err(precondition)?;
+        let left_out = copying::copy_in(process, to, input).await.map_err(precondition)?;
+        Ok(Response::new(CopyInReply { left_out: Some(left_out) }))
     }
 
     type TraceStream = ReceiverStream<Result<TraceReply, Status>>;

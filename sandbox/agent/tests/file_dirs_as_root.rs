@@ -28,6 +28,7 @@ fn request() -> CreateContainerRequest {
         FileDir { read_only: true, ..dir("/home") },
         FileDir { mode: 0o1777, gid: 2000, ..dir("/home/tls") },
         FileDir { read_only: true, file: true, ..dir("/bin/data") },
+        FileDir { size_bytes: Some(65536), no_exec: true, ..dir("/scratch") },
     ];
     let files = vec![
         file("/home/..1/ada", "one"),
@@ -51,10 +52,15 @@ async fn a_directory_has_the_place_of_the_images_and_changes_at_once() {
     sandbox.client.put_files(put(late, Vec::new())).await.unwrap();
     sandbox.start_container("a").await;
     let look = "ls -A /home; cat /home/ada /home/late /home/tls/key /bin/data /etc/other; \
-        stat -c '%a %g' /home/tls; echo x >/home/x; echo x >/bin/data; echo x >/home/tls/own";
+        stat -c '%a %g' /home/tls; head -c 100000 /dev/zero >/scratch/a 2>/dev/null; \
+        stat -c %s /scratch/a; cd /scratch; >a; echo 'echo run' >run; chmod 755 run; \
+        ./run 2>/dev/null; echo $?; \
+        echo x >/home/x; echo x >/bin/data; echo x >/home/tls/own";
     let run = sandbox.exec("a", script(look)).await.unwrap();
     let names = "..1\n..data\nada\nlate\ntls\n";
-    let expected = format!("{names}one\nlate\nkey\nsingle\nin the root\n1777 2000\n");
+    let files = "one\nlate\nkey\nsingle\nin the root\n";
+    // A directory with a bound takes no more, and no program in it is executed.
+    let expected = format!("{names}{files}1777 2000\n65536\n126\n");
     assert_eq!(run.stdout, expected, "{run:?}");
     for path in ["/home/x", "/bin/data"] {
         assert!(run.stderr.contains(&format!("{path}: Read-only file system")), "{run:?}");

@@ -54,6 +54,9 @@ const MOST_FORWARDS: usize = 16;
 const MOST_TERMINATION: usize = 4096;
 const _: () = assert!((MOST_SESSIONS as u32 + 8) * STREAM_WINDOW <= CONNECTION_WINDOW);
 
+/// The client of an agent's calls.
+pub(crate) type Client = AgentClient<Channel>;
+
 /// A connection to a sandbox's agent. Clones share the connection.
 #[derive(Clone)]
 pub struct Agent {

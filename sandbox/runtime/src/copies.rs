@@ -65,8 +65,9 @@ fn check_dirs(dirs: &[v1::FileDir]) -> Result<Vec<FileDir>> {
             Ok(()) if !paths.insert(&dir.path) => "there are two with this path",
             Ok(()) => return Ok(()),
         };
+        let what = if dir.size_bytes.is_some() { "tmpfs" } else { "directory for files" };
         let path = &dir.path;
-        Err(Error::Invalid(format!("a directory for files cannot be at {path:?}: {reason}")))
+        Err(Error::Invalid(format!("a {what} cannot be at {path:?}: {reason}")))
     })?;
     let converted = dirs.iter().map(|dir| FileDir {
         path: dir.path.clone(),
@@ -75,6 +76,8 @@ fn check_dirs(dirs: &[v1::FileDir]) -> Result<Vec<FileDir>> {
         uid: dir.uid,
         gid: dir.gid,
         file: dir.file,
+        size_bytes: dir.size_bytes,
+        no_exec: dir.no_exec,
     });
     Ok(converted.collect())
 }
@@ -123,11 +126,13 @@ pub(crate) fn check_files(files: &[v1::File]) -> Result<Vec<File>> {
 ///
 /// # Errors
 /// The errors of the agent; [`Error::Invalid`] if the agent is of an earlier version, and would put
-/// files where another mount of the container hides them.
+/// files where another mount of the container hides them; [`Error::Agent`] if it would ignore a
+/// bound.
 pub(crate) async fn create(agent: &Agent, mut request: CreateContainerRequest) -> Result<()> {
     if !agent.makes_file_dirs() {
         check_seen(&request)?;
     }
+    agent.check_file_dirs(&request.file_dirs)?;
     let (id, mut files) = (request.id.clone(), std::mem::take(&mut request.files));
     files.sort_by_key(|file| !AGENTS.contains(&file.path.as_str()));
     let mut pieces = pieces(files).into_iter();
@@ -318,6 +323,8 @@ mod tests {
             assert!(refused(&[dir(path)]).contains("a directory for files cannot"), "{path}");
         }
         assert!(refused(&[dir("/a"), dir("/a")]).contains("two with this path"));
+        let tmpfs = v1::FileDir { size_bytes: Some(0), ..dir("/sys/a") };
+        assert!(refused(&[tmpfs]).contains("a tmpfs cannot be at \"/sys/a\""));
         let odd = v1::FileDir { mode: 0o40755, ..dir("/a") };
         assert!(refused(&[odd]).contains("its mode"));
         assert!(refused(&vec![dir("/a"); MOST_DIRS + 1]).contains("at most 256"));

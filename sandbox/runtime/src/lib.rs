@@ -23,7 +23,8 @@
 //! - [`container`] is one container with its streams, and `target` a container that a call names;
 //!   `pod` adds containers to a sandbox that has none of its own, `pod_functions` gives them
 //!   functions of pools, `pod_disks` disks, and `carrier` carries their output. `copies` and
-//!   `put_files` are files that containers have copies of;
+//!   `put_files` are files that containers have copies of, and `copying` carries those that
+//!   clients copy out of containers and into them;
 //! - `connect` carries connections of clients to ports of a sandbox;
 //! - `network` gives a sandbox its interface in a network, which the networks' service of
 //!   `slipway-plane-api` assigns;
@@ -68,6 +69,7 @@ mod configure;
 mod connect;
 pub mod container;
 mod copies;
+mod copying;
 mod cpus;
 mod create;
 mod empty_dirs;

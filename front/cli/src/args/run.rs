@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum, ValueHint};
 use super::{NetworkArgs, SecurityArgs, Switched, SysctlArg};
 use crate::copy::CopyArg;
 use crate::size::{CpuCount, parse_cpus, parse_size, parse_whole_cpus};
+use crate::tmpfs::TmpfsArg;
 use crate::volume::VolumeArg;
 
 #[derive(Clone, Debug, Args)]
@@ -80,6 +81,11 @@ pub struct RunArgs {
     /// copy only
     #[arg(long, value_name = "HOST:/PATH")]
     pub copy: Vec<CopyArg>,
+    /// Mount an empty directory in the guest's memory at /PATH. "size" bounds it [default: half of
+    /// the memory], "mode" is its mode [default: 1777], "uid" and "gid" are its owner's; programs
+    /// in it are executed with "exec" only
+    #[arg(long, value_name = "/PATH[:size=SIZE,mode=MODE,...]")]
+    pub tmpfs: Vec<TmpfsArg>,
     /// Label, key=value
     #[arg(short, long, value_name = "KEY=VALUE")]
     pub label: Vec<String>,
@@ -206,6 +212,9 @@ pub struct ProcessArgs {
 pub struct ExecArgs {
     #[command(flatten)]
     pub process: ProcessArgs,
+    /// Return when the command runs; its output is discarded, and its end not waited for
+    #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
+    pub detach: bool,
     /// Sandbox: name, id, or the beginning of an id; a container of a pod as POD/CONTAINER
     pub name: String,
     /// Command and arguments

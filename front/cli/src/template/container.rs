@@ -125,6 +125,7 @@ fn run_of(args: &TemplateCreateArgs, image: &str, sandbox: &str) -> RunArgs {
         read_only: false,
         volume: volume.clone(),
         copy: Vec::new(),
+        tmpfs: Vec::new(),
         label: Vec::new(),
         ulimit: Vec::new(),
         sysctl: Vec::new(),

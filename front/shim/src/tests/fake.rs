@@ -149,6 +149,7 @@ impl v1::sandboxes_server::Sandboxes for Fake {
     type LogsStream = Output<v1::LogRecord>;
     type ForwardStream = Output<v1::ForwardOut>;
     type SnoopGuestStream = Output<v1::GuestReport>;
+    type CopyOutStream = Output<v1::CopyOutReply>;
 
     async fn run(&self, request: Request<Streaming<v1::RunIn>>) -> Reply<Self::RunStream> {
         let mut messages = request.into_inner();
@@ -306,6 +307,14 @@ impl v1::sandboxes_server::Sandboxes for Fake {
         let v1::PutFilesRequest { name, files, removed } = request.into_inner();
         self.note(format!("put {name} {} {}", files.len(), removed.len()));
         Ok(Response::new(v1::Empty {}))
+    }
+
+    async fn copy_out(&self, _: Request<v1::CopyOutRequest>) -> Reply<Self::CopyOutStream> {
+        Err(Status::unimplemented("copy"))
+    }
+
+    async fn copy_in(&self, _: Request<Streaming<v1::CopyInRequest>>) -> Reply<v1::CopyInReply> {
+        Err(Status::unimplemented("copy"))
     }
 
     async fn snoop_guest(

@@ -97,6 +97,9 @@ pub struct InitSpec {
     /// The text of the file that the process has at its descriptor 3; if absent, it has none.
     #[prost(string, optional, tag = "9")]
     pub variables: Option<String>,
+    /// Set if the process has no streams: they are `/dev/null`.
+    #[prost(bool, tag = "10")]
+    pub without_streams: bool,
     /// The directory for the empty root of a process that holds a PID namespace, in place of a
     /// process that runs a program; otherwise empty.
     #[prost(string, tag = "20")]

@@ -17,6 +17,10 @@ pub(super) struct Abilities {
     pub makes_huge_pages: bool,
     /// It forks processes of zygotes.
     pub has_zygotes: bool,
+    /// It starts processes that no host attaches to.
+    pub detaches: bool,
+    /// It bounds directories for files, and has no program in them executed, as is asked.
+    pub bounds_file_dirs: bool,
 }
 
 impl Abilities {
@@ -28,7 +32,39 @@ impl Abilities {
             makes_file_dirs: reply.file_dirs,
             makes_huge_pages: reply.huge_pages,
             has_zygotes: reply.zygotes,
+            detaches: reply.detached_execs,
+            bounds_file_dirs: reply.bounded_file_dirs,
         }
+    }
+}
+
+impl super::Agent {
+    /// Checks that the agent starts processes that no host attaches to: with an earlier one, they
+    /// would never begin.
+    ///
+    /// # Errors
+    /// [`Error::Agent`].
+    pub(crate) fn check_detach(&self) -> Result<()> {
+        if self.abilities.detaches {
+            return Ok(());
+        }
+        let old = "the sandbox's agent is of an earlier version, which detaches no processes: \
+                   leave --detach out, or start the sandbox anew";
+        Err(Error::Agent(old.to_owned()))
+    }
+
+    /// Checks that the agent honours bounds of directories for files: earlier ones ignore these.
+    ///
+    /// # Errors
+    /// [`Error::Agent`].
+    pub(crate) fn check_file_dirs(&self, dirs: &[v1::FileDir]) -> Result<()> {
+        let is_bounded = |dir: &v1::FileDir| dir.size_bytes.is_some() || dir.no_exec;
+        if self.abilities.bounds_file_dirs || !dirs.iter().any(is_bounded) {
+            return Ok(());
+        }
+        let old = "the sandbox's agent is of an earlier version, which has no --tmpfs: make its \
+                   template anew, or leave --tmpfs out";
+        Err(Error::Agent(old.to_owned()))
     }
 }
 

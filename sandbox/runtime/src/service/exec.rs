@@ -38,6 +38,10 @@ pub(super) async fn begin(
     let exec_id = name::new_id();
     let request = exec_request(&target, &spec, &exec_id)?;
     agent.check_process(request.spec.as_ref())?;
+    if request.detach {
+        check_detach(&spec)?;
+        agent.check_detach()?;
+    }
     let (input, input_end) = stdio::input_queue();
     let reference = process(&target.container.name, &exec_id);
     let (sender, receiver) = mpsc::channel(QUEUE);
@@ -67,8 +71,18 @@ pub(super) async fn begin(
     Ok(receiver)
 }
 
-/// Has the agent set a process up, and opens its streams. Returns its output, which is `None` if a
-/// zygote was prepared and no process runs, and the message that this was done.
+/// Refuses a process that goes on without a client and would need one.
+fn check_detach(spec: &v1::ExecSpec) -> crate::Result<()> {
+    if spec.terminal || spec.stdin || spec.zygote.is_some() {
+        let why = "a detached process has no input, no terminal and no zygote";
+        return Err(Error::Invalid(why.to_owned()));
+    }
+    Ok(())
+}
+
+/// Has the agent set a process up, and opens its streams. Returns its output, which is `None` if
+/// the process is detached, or a zygote was prepared and no process runs, and the message that this
+/// was done.
 ///
 /// # Errors
 /// [`Error::Exec`] if the program cannot be executed; [`Error::Agent`].
@@ -79,8 +93,9 @@ async fn open(
     (input, session): (mpsc::Receiver<Input>, OwnedSemaphorePermit),
 ) -> crate::Result<(Option<Pieces>, run_out::Kind)> {
     let prepares = request.zygote.as_ref().is_some_and(|zygote| zygote.prepare);
+    let has_streams = !prepares && !request.detach;
     let reply = agent.exec(request).await?;
-    if prepares {
+    if !has_streams {
         return Ok((None, started(reply)));
     }
     let output = stdio::open(agent, reference, input, session).await?;
@@ -127,6 +142,7 @@ fn exec_request(
         process: process(&target.container.name, exec_id),
         spec: Some(process::agent_spec(&asked)),
         privileged: spec.privileged || settings.privileged,
+        detach: spec.detach,
         zygote: spec.zygote.as_ref().map(|zygote| agent_v1::Zygote {
             ready_ms: zygote.ready_ms,
             variables: zygote.variables.clone(),

@@ -38,8 +38,10 @@ use crate::pod::GivenBack;
 use crate::sandbox::Sandbox;
 use crate::stdio::Input;
 use crate::target::Target;
-use crate::v1::{self, forward_in, run_in, run_out};
-use crate::{Error, connect, layers, pause, placement, pod, put_files, snoop, to_file, traces};
+use crate::v1::{self, copy_in_request, forward_in, run_in, run_out};
+use crate::{
+    Error, connect, copying, layers, pause, placement, pod, put_files, snoop, to_file, traces,
+};
 
 /// The most messages in flight to a client.
 const QUEUE: usize = 16;
@@ -210,6 +212,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
     type LogsStream = Output<v1::LogRecord>;
     type ForwardStream = Output<v1::ForwardOut>;
     type SnoopGuestStream = Output<v1::GuestReport>;
+    type CopyOutStream = Output<v1::CopyOutReply>;
 
     async fn forward(
         &self,
@@ -393,6 +396,25 @@ impl v1::sandboxes_server::Sandboxes for Service {
         Ok(Response::new(v1::Empty {}))
     }
 
+    async fn copy_out(&self, request: Request<v1::CopyOutRequest>) -> Reply<Self::CopyOutStream> {
+        let request = request.into_inner();
+        let replies = copying::copy_out(&self.node.target(&request.name)?, request).await?;
+        Ok(Response::new(Box::pin(ReceiverStream::new(replies))))
+    }
+
+    async fn copy_in(
+        &self,
+        request: Request<Streaming<v1::CopyInRequest>>,
+    ) -> Reply<v1::CopyInReply> {
+        let mut messages = request.into_inner();
+        let kind = messages.message().await?.and_then(|message| message.kind);
+        let Some(copy_in_request::Kind::To(to)) = kind else {
+            return Err(Status::invalid_argument("CopyIn begins with a place"));
+        };
+        let target = self.node.target(&to.name)?;
+        Ok(Response::new(copying::copy_in(&target, to, messages).await?))
+    }
+
     async fn stats(&self, request: Request<v1::Name>) -> Reply<v1::StatsReply> {
         let target = self.node.target(&request.into_inner().name)?;
         let container = if target.is_own() { "" } else { &target.container.name };
@@ -474,6 +496,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
             gives_functions: true,
             makes_empty_dirs: true,
             makes_file_dirs: true,
+            bounds_file_dirs: true,
             gives_huge_pages: true,
             places_pods: self.node.config.pod_cgroups != Some(false),
         }))

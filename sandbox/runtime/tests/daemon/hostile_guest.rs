@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use slipway_agent_protocol::v1::{GroupIo, GroupStats, GuestStage};
 use slipway_runtime::v1;
 
-use crate::harness::guest::{Guest, stage};
+use crate::harness::guest::{Copied, Guest, stage};
 use crate::harness::{Daemon, Guests, LONG, exit_of};
 
 /// Makes `attacker` the guest of the sandbox of this name. Other sandboxes have honest guests.
@@ -101,6 +101,52 @@ async fn what_a_guest_says_of_its_container_is_bounded() {
     let group = stats.group.unwrap();
     assert_eq!((group.tasks, group.io.len()), (u64::MAX, 64));
     daemon.remove("attacker").await;
+}
+
+/// Returns the bytes of a copy out of the attacker's container, once it has come to its end.
+async fn copied(daemon: &Daemon) -> Result<usize, tonic::Status> {
+    use v1::copy_out_reply::Kind;
+    let (name, path) = ("attacker".to_owned(), "/".to_owned());
+    let request = v1::CopyOutRequest { name, path, ..Default::default() };
+    let mut replies = daemon.client.clone().copy_out(request).await?.into_inner();
+    let mut bytes = 0;
+    loop {
+        let reply = replies.message().await?.expect("a copy has an end or an error");
+        match reply.kind.unwrap() {
+            Kind::Found(found) => assert!(found.directory),
+            Kind::Data(data) => bytes += data.len(),
+            Kind::End(left_out) => {
+                assert!(left_out.first.chars().count() <= 200, "{}", left_out.first);
+                assert!(!left_out.first.contains('\x1b'), "{:?}", left_out.first);
+                return Ok(bytes);
+            }
+        }
+    }
+}
+
+/// The guest names in escape codes what it has left out of a copy, ends the copy half-way, does not
+/// say what it copies, or knows no copies.
+#[tokio::test]
+async fn a_copy_out_of_a_guest_has_its_end_or_an_error() {
+    let data = Copied::Data(1000);
+    let end = Copied::End("\x1b[2J".repeat(1000));
+    for (copies, expected) in [
+        (vec![Copied::Found, data.clone(), data.clone(), end], Ok(2000)),
+        (vec![Copied::Found, data.clone()], Err("half-way")),
+        (vec![data], Err("did not say")),
+        (Vec::new(), Err("earlier version")),
+    ] {
+        let attacker = Guest { copies, prints: 1, ..Guest::default() };
+        let daemon = Daemon::with(beside_honest(attacker)).await;
+        let (_, _replies) = daemon.run("attacker").await;
+        daemon.wait_state("attacker", "running").await;
+        match (copied(&daemon).await, expected) {
+            (Ok(bytes), Ok(expected)) => assert_eq!(bytes, expected),
+            (Err(status), Err(text)) => assert!(status.message().contains(text), "{status}"),
+            (outcome, expected) => panic!("{outcome:?}: expected {expected:?}"),
+        }
+        daemon.remove("attacker").await;
+    }
 }
 
 /// The guest prints pieces of one byte without end. One client reads them all, and another lists

@@ -40,9 +40,21 @@ pub struct Guest {
     pub writes_back: Option<watch::Receiver<bool>>,
     /// The guest's answers to updates of limits; `None`: it makes each at once.
     pub limits: Option<Arc<LimitCalls>>,
+    /// The guest's replies to a copy out of its container; empty: it knows no such call.
+    pub copies: Vec<Copied>,
     /// The guest's notes of the calls that make and remove containers and change CPUs; `None`: it
     /// takes none.
     pub notes: Option<Arc<Mutex<Vec<String>>>>,
+}
+
+/// A reply of a guest to a copy out of its container.
+#[derive(Clone)]
+pub enum Copied {
+    Found,
+    /// So many bytes.
+    Data(usize),
+    /// The end, with the name of a file that was left out.
+    End(String),
 }
 
 /// Updates of limits: those that came, and the one up to which they are answered. Those that ask
@@ -108,6 +120,7 @@ impl Guest {
 impl Agent for Guest {
     type StdioStream = Messages<v1::StdioOut>;
     type ForwardStream = Messages<v1::ForwardOut>;
+    type CopyOutStream = Messages<v1::CopyOutReply>;
     type TraceStream = Messages<v1::TraceReply>;
 
     async fn hello(&self, _: Request<v1::HelloRequest>) -> Reply<v1::HelloReply> {
@@ -256,6 +269,24 @@ impl Agent for Guest {
 
     async fn put_files(&self, _: Request<v1::PutFilesRequest>) -> Reply<v1::PutFilesReply> {
         self.answer().await
+    }
+
+    async fn copy_out(&self, _: Request<v1::CopyOutRequest>) -> Reply<Self::CopyOutStream> {
+        use v1::copy_out_reply::Kind;
+        if self.copies.is_empty() {
+            return Err(Status::unimplemented("an earlier version"));
+        }
+        let kinds = self.copies.clone().into_iter().map(|copied| match copied {
+            Copied::Found => Kind::Found(v1::CopyFound { directory: true }),
+            Copied::Data(bytes) => Kind::Data(vec![b'x'; bytes]),
+            Copied::End(first) => Kind::End(v1::LeftOut { count: 1, first }),
+        });
+        let replies = kinds.map(|kind| Ok(v1::CopyOutReply { kind: Some(kind) }));
+        Ok(Response::new(Box::pin(tokio_stream::iter(replies))))
+    }
+
+    async fn copy_in(&self, _: Request<Streaming<v1::CopyInRequest>>) -> Reply<v1::CopyInReply> {
+        Err(Status::unimplemented("an earlier version"))
     }
 
     async fn forward(&self, _: Request<Streaming<v1::ForwardIn>>) -> Reply<Self::ForwardStream> {
