@@ -36,7 +36,6 @@ use self::report::{report, report_rest};
 use crate::agent::{Agent, GuestStats};
 use crate::node::Node;
 use crate::pod::GivenBack;
-use crate::sandbox::Sandbox;
 use crate::stdio::Input;
 use crate::target::Target;
 use crate::v1::{self, copy_in_request, forward_in, run_in, run_out};
