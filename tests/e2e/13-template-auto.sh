@@ -28,14 +28,14 @@ ok "metrics tell forks of the node's own templates apart"
 # Sandboxes that start together are forks without being told to. Of few, the first burst boots, and of more than two for
 # each CPU, it waits for the template: one boot, and no kernel's stage in any of them.
 many=$((2 * $(nproc) + 1))
-began=$(burst 2 --memory 288M); [ "$began" = "boot 2" ] || fail "two sandboxes do not boot: $began: $(templates) $(explain)"
+began=$(burst 2 --network none --memory 288M); [ "$began" = "boot 2" ] || fail "two sandboxes do not boot: $began: $(templates) $(explain)"
 wait_until 120 has 3 || fail "no template is made of two that booted: $(templates) $(explain)"
-began=$(burst 2 --memory 288M); [ "$began" = "fork 2" ] || fail "two sandboxes boot again: $began: $(templates) $(explain)"
-began=$(burst "$many" --memory 304M); [ "$began" = "fork $many" ] || fail "of $many sandboxes some boot: $began: $(templates) $(explain)"
+began=$(burst 2 --network none --memory 288M); [ "$began" = "fork 2" ] || fail "two sandboxes boot again: $began: $(templates) $(explain)"
+began=$(burst "$many" --network none --memory 304M); [ "$began" = "fork $many" ] || fail "of $many sandboxes some boot: $began: $(templates) $(explain)"
 has 4 || fail "no template of a burst, or several: $(templates)"
-began=$(burst 2 --memory 272M --max-memory 512M); [ "$began" = "boot 2" ] || fail "two sandboxes with room do not boot: $began: $(templates) $(explain)"
+began=$(burst 2 --network none --memory 272M --max-memory 512M); [ "$began" = "boot 2" ] || fail "two sandboxes with room do not boot: $began: $(templates) $(explain)"
 wait_until 120 has 5 || fail "no template with room is made: $(templates) $(explain)"
-began=$(burst 2 --memory 272M --max-memory 512M); [ "$began" = "fork 2" ] || fail "two sandboxes with room boot again: $began: $(templates) $(explain)"
+began=$(burst 2 --network none --memory 272M --max-memory 512M); [ "$began" = "fork 2" ] || fail "two sandboxes with room boot again: $began: $(templates) $(explain)"
 # A pod with memory of containers, too. Another limit with the same regions is the same machine.
 timeout 300 "$slipway" pod create --from auto --network none --memory 192M --bind-memory 100M first >/dev/null || fail "pod create: $(explain)"
 wait_until 120 has 6 || fail "no template with memory of containers is made: $(templates) $(explain)"

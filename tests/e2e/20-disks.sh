@@ -83,6 +83,7 @@ out=$(in_guest 'for at in /at /four; do echo mounted >$at/file; cat $at/file; gr
 [ "$(grep -c mounted <<<"$out")" = 2 ] || fail "volumes with a mount point: $out"
 ok "a scratch volume with a mount point has a file system"
 [ "$(head -c 10 "$work/disk.img")" = "kept bytes" ] || fail "the file volume lacks what was written"
+[ "$(in_guest 'head -c 11 /dev/slipway/fixed.img')" = "fixed bytes" ] || fail "a read-only volume cannot be read"
 in_guest 'dd if=/dev/zero of=/dev/slipway/fixed.img bs=4096 count=1 oflag=direct status=none' 2>/dev/null \
     && fail "a read-only volume was written"
 [ "$(head -c 11 "$work/fixed.img")" = "fixed bytes" ] || fail "a read-only volume changed"

@@ -238,6 +238,9 @@ impl<W: Work> Task for CarrierTask<W> {
         self.end_sleep(context.events());
         // Not the reactor's time, which is up to eight rounds old.
         let now = Instant::now();
+        // Only here: a family that `set_asleep` has left out must not be served again before the
+        // task sleeps, since its signals would not end the sleep.
+        self.families.stalls.settle(now);
         let heard = self.obey(context, now) | self.listen(context, now);
         if heard | self.work.turn(&mut self.families, now) {
             self.work.worked();
@@ -282,12 +285,11 @@ impl<W: Work> CarrierTask<W> {
         Some(joined.member)
     }
 
-    /// Takes signals, but of families that are left out at `now`, the present. Returns whether
+    /// Takes signals at `now`, the present, but of families that are left out. Returns whether
     /// there were any, or a family's are invalid.
     fn listen(&mut self, context: &mut Context<'_>, now: Instant) -> bool {
         let (mut some, mut spoiled) = (false, None);
         let Self { work, families: Families { joined, stalls }, .. } = self;
-        stalls.settle(now);
         stalls.begin(now);
         for (number, Joined { family, member }) in joined {
             if stalls.until(family.tenant()).is_some() {
