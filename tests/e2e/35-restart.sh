@@ -3,13 +3,13 @@
 # started again. The guest sees pauses: no error, no reset, no wrong byte.
 #
 # The guest is QEMU's, started here: a sandbox would die with its daemon.
-#   SLIPWAY_RESTART_SECONDS  how long the guest works, 22 unless told otherwise
+#   SLIPWAY_RESTART_SECONDS  how long the guest works, 30 unless told otherwise
 #   SLIPWAY_RESTART_PAUSE    the longest pause that passes, in ms, on a machine that does nothing else:
 #                            1000 is what is promised. Without it pauses are printed
 #   SLIPWAY_OTHER            another build of slipway, which takes turns with SLIPWAY: an upgrade
 #                            and a way back with each kill
 . "$(dirname "$0")/lib.sh"
-seconds=${SLIPWAY_RESTART_SECONDS:-22} longest=${SLIPWAY_RESTART_PAUSE:-}
+seconds=${SLIPWAY_RESTART_SECONDS:-30} longest=${SLIPWAY_RESTART_PAUSE:-}
 other=${SLIPWAY_OTHER:-$slipway}
 tools=${SLIPWAY_TOOLS:-/var/lib/slipway/tools} kernel=${SLIPWAY_KERNEL_DIR:-/var/lib/slipway/kernel}
 period=5
