@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::container::OWN;
 use crate::copies::Copies;
 use crate::node::Node;
-use crate::record::{Added, BoundMemory, Device, Disks, EmptyDir, Record, Settings, Store, Volume};
+use crate::record::{Added, BoundMemory, Device, Disks, EmptyDir, Record, Settings, Volume};
 use crate::sandbox::Sandbox;
 use crate::{Error, Result, layers, network, pod_functions, process, shares, volume};
 
