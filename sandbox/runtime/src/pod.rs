@@ -372,7 +372,8 @@ fn log_bytes(node: &Node, target: &Target) -> u64 {
 }
 
 /// Waits for the end of the first process, at most until that of the VMM. Returns its exit status.
-async fn wait(target: &Target, running: Running) -> Result<u32> {
+/// After an error its output may still be carried.
+async fn wait(target: &Target, running: &mut Running) -> Result<u32> {
     let Running { vm, agent, carry } = running;
     let ended = tokio::select! {
         ended = agent.wait(target.container.process()) => ended,
@@ -380,7 +381,7 @@ async fn wait(target: &Target, running: Running) -> Result<u32> {
     };
     let Ended { status, out_of_memory, message } = match ended {
         Ok(ended) => ended,
-        Err(error) => return Err(blame(&*vm, error).await),
+        Err(error) => return Err(blame(&**vm, error).await),
     };
     carried(carry, &target.name()).await;
     change(target, |added| {
