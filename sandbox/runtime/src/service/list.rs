@@ -103,3 +103,23 @@ fn summary_of(
         containers: containers.collect(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adopt::tests::{added_of, record_of, sandbox_of};
+
+    #[tokio::test]
+    async fn containers_of_a_pod_that_is_paused_as_a_whole_are_paused() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = Record { pod: true, ..record_of(SandboxState::Running) };
+        let (runs, ended) = (SandboxState::Running, SandboxState::Exited);
+        record.added = vec![added_of("a", runs), added_of("b", ended)];
+        record.run.paused = true;
+        let sandbox = sandbox_of(record, dir.path());
+        let states = || summary(&sandbox).containers.into_iter().map(|one| one.state);
+        assert_eq!(states().collect::<Vec<_>>(), [PAUSED, ended.as_str()]);
+        sandbox.note(|record| record.run.paused = false);
+        assert_eq!(states().collect::<Vec<_>>(), [runs.as_str(), ended.as_str()]);
+    }
+}
