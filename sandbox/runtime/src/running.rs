@@ -17,8 +17,8 @@ use crate::{Error, Result};
 pub(crate) const GUEST_END: Duration = Duration::from_secs(60);
 /// The time that a guest has to power off after that.
 const POWER_OFF: Duration = Duration::from_millis(300);
-/// The time for output that has come from a guest whose VMM has ended, before its sandbox comes back
-/// from a file. Only a client that does not read needs it.
+/// The time for output that has come from a guest whose VMM has ended, before its sandbox comes
+/// back from a file. Only a client that does not read needs it.
 const CARRY_ENDS: Duration = Duration::from_secs(5);
 /// The longest time from the break of the agent's port until the end of its VMM is known.
 const PORT_BREAKS: Duration = Duration::from_secs(3);
