@@ -3,6 +3,8 @@
 //! A pod is paused as a whole while its memory is in a file, and after a daemon was killed while
 //! the pod came back: its memory is in a VMM then, and [`resume`] has the pod go on.
 
+use std::time::Duration;
+
 use slipway_agent_protocol::v1 as agent_v1;
 
 use crate::Result;
@@ -11,6 +13,10 @@ use crate::container::OWN;
 use crate::node::Node;
 use crate::record::{Added, Record, SandboxState};
 use crate::target::Target;
+
+/// The longest time in which all containers of a pod stop, or go on. A guest could take that of a
+/// call for each of them, and keep its pod between the two for hours.
+const ALL: Duration = Duration::from_secs(120);
 
 /// Stops all processes of a container where they are.
 ///
@@ -121,15 +127,23 @@ pub(crate) fn containers(record: &Record) -> Vec<String> {
     record.added.iter().filter(runs).map(|added| added.name.clone()).collect()
 }
 
-/// Does what [`freeze`] does for each of these containers, one after another.
+/// Does what [`freeze`] does for each of these containers, one after another, within [`ALL`].
 ///
 /// # Errors
-/// The first error of [`freeze`]. Those before it have stopped, or go on.
+/// The first error of [`freeze`]; [`Error::Agent`](crate::Error::Agent) if it takes longer. Those
+/// before it have stopped, or go on.
 pub(crate) async fn freeze_all(agent: &Agent, containers: &[String], frozen: bool) -> Result<()> {
-    for id in containers {
-        freeze(agent, id, frozen).await?;
-    }
-    Ok(())
+    let all = async {
+        for id in containers {
+            freeze(agent, id, frozen).await?;
+        }
+        Ok::<_, crate::Error>(())
+    };
+    let what = if frozen { "stop" } else { "go on" };
+    tokio::time::timeout(ALL, all).await.unwrap_or_else(|_| {
+        let late = format!("its containers do not {what} within {} s", ALL.as_secs());
+        Err(crate::Error::Agent(late))
+    })
 }
 
 /// Has the agent stop the processes of the container `id` where they are, or have them go on.

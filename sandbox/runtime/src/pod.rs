@@ -41,6 +41,7 @@ use crate::node::Node;
 use crate::record::{self, Added, SandboxState};
 use crate::running::{Carry, blame, carried};
 use crate::sandbox::Sandbox;
+use crate::snapshot::LONGEST;
 use crate::target::Target;
 use crate::v1::RunSpec;
 use crate::{
@@ -122,14 +123,16 @@ impl Node {
     /// it is live.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if the container is live and `force` is not set; [`Error::Agent`] if
-    /// it does not end.
+    /// [`Error::WrongState`] if the container is live and `force` is not set, or its pod's memory
+    /// is in a file; [`Error::Agent`] if it does not end.
     pub(crate) async fn remove_added(&self, target: &Target, force: bool) -> Result<()> {
         if target.container.state().is_live() {
             if !force {
                 let advice = "`slipway stop` ends it, `slipway rm -f` removes it";
                 return Err(target.wrong_state(advice));
             }
+            // A guest that is being saved hears nothing until that is done.
+            let _ = tokio::time::timeout(LONGEST, target.container.pausing.read()).await;
             kill(target).await?;
         }
         // Another call may have removed it meanwhile, and its name may be another container's now.
@@ -372,7 +375,8 @@ fn log_bytes(node: &Node, target: &Target) -> u64 {
 }
 
 /// Waits for the end of the first process, at most until that of the VMM. Returns its exit status.
-async fn wait(target: &Target, running: Running) -> Result<u32> {
+/// After an error its output may still be carried.
+async fn wait(target: &Target, running: &mut Running) -> Result<u32> {
     let Running { vm, agent, carry } = running;
     let ended = tokio::select! {
         ended = agent.wait(target.container.process()) => ended,
@@ -380,7 +384,7 @@ async fn wait(target: &Target, running: Running) -> Result<u32> {
     };
     let Ended { status, out_of_memory, message } = match ended {
         Ok(ended) => ended,
-        Err(error) => return Err(blame(&*vm, error).await),
+        Err(error) => return Err(blame(&**vm, error).await),
     };
     carried(carry, &target.name()).await;
     change(target, |added| {

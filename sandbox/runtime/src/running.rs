@@ -17,6 +17,9 @@ use crate::{Error, Result};
 pub(crate) const GUEST_END: Duration = Duration::from_secs(60);
 /// The time that a guest has to power off after that.
 const POWER_OFF: Duration = Duration::from_millis(300);
+/// The time for output that has come from a guest whose VMM has ended, before its sandbox comes
+/// back from a file. Only a client that does not read needs it.
+const CARRY_ENDS: Duration = Duration::from_secs(5);
 /// The longest time from the break of the agent's port until the end of its VMM is known.
 const PORT_BREAKS: Duration = Duration::from_secs(3);
 
@@ -36,9 +39,10 @@ impl Running {
         Self { vm, agent, carry }
     }
 
-    /// Waits for the end of the container, or of the pod, and returns the exit status.
-    pub(crate) async fn wait(self, sandbox: &Sandbox) -> Result<u32> {
-        let Some(carry) = self.carry else {
+    /// Waits for the end of the container, or of the pod, and returns the exit status. After an
+    /// error its output may still be carried.
+    pub(crate) async fn wait(&mut self, sandbox: &Sandbox) -> Result<u32> {
+        let Some(carry) = &mut self.carry else {
             tokio::select! {
                 () = sandbox.pod_ends() => {}
                 ended = self.vm.wait() => return Err(Error::vm_ended(&ended)),
@@ -67,17 +71,34 @@ impl Running {
         shut_down(&self.agent, &*self.vm, &sandbox.name).await;
         Ok(ended.status)
     }
+
+    /// Does what [`end_carry`] does, if an output is carried.
+    pub(crate) async fn end_carry(self) {
+        if let Some(carry) = self.carry {
+            end_carry(carry).await;
+        }
+    }
 }
 
 /// Waits until the output of an ended container has reached the log and the attached clients. The
 /// guest has sent all of it.
-pub(crate) async fn carried(carry: Carry, name: &str) {
-    let stop = carry.abort_handle();
-    let carried = tokio::time::timeout(Duration::from_secs(60), carry).await;
+pub(crate) async fn carried(carry: &mut Carry, name: &str) {
+    let carried = tokio::time::timeout(Duration::from_secs(60), &mut *carry).await;
     // A guest that leaves the stream open must not keep the log's writer.
-    stop.abort();
+    carry.abort();
     if !matches!(carried, Ok(Ok(Ok(())))) {
         tracing::warn!(container = name, "output may be cut: {carried:?}");
+    }
+}
+
+/// Ends the task that carries the output of a container whose VMM has ended, before the container's
+/// output is carried from its next VMM: two writers would spoil the log. Output that has come
+/// already has [`CARRY_ENDS`] to reach the log and the attached clients. What is not in the log
+/// then, the guest sends again; a client that has taken nothing meanwhile may miss a piece.
+pub(crate) async fn end_carry(mut carry: Carry) {
+    if tokio::time::timeout(CARRY_ENDS, &mut carry).await.is_err() {
+        carry.abort();
+        let _ = carry.await;
     }
 }
 
@@ -184,6 +205,19 @@ mod tests {
             let (error, _) = explanation(lost).await;
             assert!(matches!(error, Error::VmEnded(_)), "{error}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_log_has_no_writer_when_the_next_one_comes() {
+        end_carry(tokio::spawn(async { Ok(()) })).await;
+        // A client that does not read keeps the task.
+        let (writer, is_gone) = tokio::sync::oneshot::channel::<()>();
+        let carry = tokio::spawn(async move {
+            let _writer = writer;
+            std::future::pending().await
+        });
+        end_carry(carry).await;
+        assert!(is_gone.await.is_err());
     }
 
     #[tokio::test(start_paused = true)]

@@ -238,6 +238,7 @@ pub(crate) async fn wait(node: &Node, sandbox: &Arc<Sandbox>, mut running: Runni
         if has_ended {
             return ended;
         }
+        running.end_carry().await;
         put_down(node, sandbox).await;
         running = returned(sandbox).await?;
     }

@@ -19,7 +19,9 @@ use tokio::sync::RwLockReadGuard;
 use super::{Running, bound, change, end, memory, quota, rejoin, update};
 use crate::container::Container;
 use crate::node::Node;
+use crate::pause::check_runs;
 use crate::record::SandboxState;
+use crate::running::end_carry;
 use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::{Error, Result};
@@ -52,22 +54,31 @@ impl Node {
 ///
 /// # Errors
 /// The errors of [`super::wait`], of the VMM in which the pod ended.
-pub(super) async fn wait(node: &Node, target: &Target, running: Option<Running>) -> Result<u32> {
+pub(super) async fn wait(
+    node: &Node,
+    target: &Target,
+    mut running: Option<Running>,
+) -> Result<u32> {
     let mut vm = running.as_ref().map(|running| Arc::clone(&running.vm));
-    let mut ended = match running {
-        Some(running) => super::wait(target, running).await,
-        None => Err(Error::Stopped),
-    };
-    while ended.is_err() {
-        let Some(next) = next_vm(&target.sandbox, vm.as_ref()).await else { break };
-        target.container.renew_input();
-        ended = match rejoin(node, target).await {
-            Ok(running) => super::wait(target, running).await,
-            Err(error) => Err(error),
-        };
+    let mut failed = Error::Stopped;
+    loop {
+        if let Some(running) = &mut running {
+            match super::wait(target, running).await {
+                Ok(status) => return Ok(status),
+                Err(error) => failed = error,
+            }
+        }
+        let Some(next) = next_vm(&target.sandbox, vm.as_ref()).await else { return Err(failed) };
         vm = Some(next);
+        if let Some(last) = running.take() {
+            end_carry(last.carry).await;
+        }
+        target.container.renew_input();
+        match rejoin(node, target).await {
+            Ok(again) => running = Some(again),
+            Err(error) => failed = error,
+        }
     }
-    ended
 }
 
 /// Returns the VMM in which a pod goes on after `last` has ended, once the pod has come back from a
@@ -87,10 +98,10 @@ async fn next_vm(sandbox: &Sandbox, last: Option<&Arc<dyn Vm>>) -> Option<Arc<dy
 /// Records that a container starts.
 ///
 /// # Errors
-/// [`Error::WrongState`] if its pod's memory is in a file.
+/// [`Error::WrongState`] if its pod is paused as a whole, in a file or not.
 pub(super) async fn begin_start(target: &Target) -> Result<()> {
     let _turn = target.sandbox.own.pausing.read().await;
-    target.sandbox.check_in_no_file()?;
+    check_runs(&Target::own(Arc::clone(&target.sandbox)))?;
     change(target, |added| added.state = SandboxState::Starting).await;
     Ok(())
 }
@@ -184,14 +195,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_container_starts_while_its_pod_is_in_a_file() {
+    async fn no_container_starts_while_its_pod_is_paused() {
         let dir = tempfile::tempdir().unwrap();
         let sandbox = pod(true, dir.path());
         let created = target(&sandbox, "b");
         let refused = begin_start(&created).await.unwrap_err().to_string();
         assert!(refused.contains("is paused") && refused.contains("slipway resume"), "{refused}");
         assert_eq!(created.container.state(), SandboxState::Created);
+        // The daemon was killed when the pod had come back and had not gone on.
         sandbox.note(|record| record.saving.in_file = false);
+        let refused = begin_start(&created).await.unwrap_err().to_string();
+        assert!(refused.contains("is paused") && refused.contains("slipway resume"), "{refused}");
+        sandbox.note(|record| record.run.paused = false);
         begin_start(&created).await.unwrap();
         assert_eq!(created.container.state(), SandboxState::Starting);
         begin_release(&created).await;

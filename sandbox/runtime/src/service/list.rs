@@ -45,13 +45,13 @@ pub(super) fn summary(sandbox: &Sandbox) -> v1::Sandbox {
     sandbox.look(|record| summary_of(record, sandbox.state(), state_of))
 }
 
-/// Returns a container's entry. `in_file` is set if its pod's memory is in a file.
-fn container(added: &Added, state: SandboxState, in_file: bool) -> v1::Container {
+/// Returns a container's entry. `with_pod` is set if its pod is paused as a whole.
+fn container(added: &Added, state: SandboxState, with_pod: bool) -> v1::Container {
     v1::Container {
         name: added.name.clone(),
         image: added.settings.image.clone(),
         command: command(&added.settings),
-        state: word(state, added.run.paused || in_file),
+        state: word(state, added.run.paused || with_pod),
         created_ns: added.created_ns,
         exit_status: added.run.exit_status.unwrap_or(0),
         reason: added.run.reason.clone(),
@@ -75,8 +75,8 @@ fn summary_of(
     // A sandbox that has ended has released its addresses.
     let holds = state.is_live();
     let network = record.network.as_ref().filter(|_| holds);
-    let in_file = record.saving.in_file;
-    let containers = record.added.iter().map(|added| container(added, state_of(added), in_file));
+    let paused = record.run.paused;
+    let containers = record.added.iter().map(|added| container(added, state_of(added), paused));
     v1::Sandbox {
         id: record.id.clone(),
         name: record.name.clone(),
@@ -94,12 +94,32 @@ fn summary_of(
         network_function: network.map(|_| function_of(record)).unwrap_or_default(),
         further_interfaces: if holds { further_interfaces(record) } else { Vec::new() },
         sockets: record.sockets.is_some(),
-        in_file,
+        in_file: record.saving.in_file,
         cpus: record.cpus.count,
         max_cpus: record.cpus.max,
         memory_bytes: record.guest_bytes(),
         max_memory_bytes: record.memory.max_bytes.saturating_add(record.bound.room()),
         pod: record.pod,
         containers: containers.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adopt::tests::{added_of, record_of, sandbox_of};
+
+    #[tokio::test]
+    async fn containers_of_a_pod_that_is_paused_as_a_whole_are_paused() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = Record { pod: true, ..record_of(SandboxState::Running) };
+        let (runs, ended) = (SandboxState::Running, SandboxState::Exited);
+        record.added = vec![added_of("a", runs), added_of("b", ended)];
+        record.run.paused = true;
+        let sandbox = sandbox_of(record, dir.path());
+        let states = || summary(&sandbox).containers.into_iter().map(|one| one.state);
+        assert_eq!(states().collect::<Vec<_>>(), [PAUSED, ended.as_str()]);
+        sandbox.note(|record| record.run.paused = false);
+        assert_eq!(states().collect::<Vec<_>>(), [runs.as_str(), ended.as_str()]);
     }
 }
