@@ -31,7 +31,7 @@ core:
 	cargo build --release --locked --package slipway-cli
 	RUSTFLAGS='-C target-feature=+crt-static' \
 	    cargo build --profile agent --locked --package slipway-agent --bins --target $(HOST)
-	@# By itself: together with the benchmark it would have the benchmark's drivers.
+	@# By itself: together with slipway-load and slipway-hollow it would have their drivers.
 	RUSTFLAGS='-C target-feature=+crt-static' \
 	    cargo build --profile agent --locked --package slipway-vmm-process --bins --target $(HOST)
 
@@ -40,7 +40,7 @@ build: core ## the programs: target/release/slipway, slipway-bench, containerd's
 	    --package slipway-snapshotter
 	@deploy/build-musl.sh $(TARGET)
 	RUSTFLAGS='-C target-feature=+crt-static' \
-	    cargo build --profile agent --locked --package slipway-guest-sockets --package slipway-bench \
+	    cargo build --profile agent --locked --package slipway-guest-sockets --package slipway-load \
 	    --package slipway-fs-process --package slipway-hollow \
 	    --bins --target $(HOST)
 	@deploy/build-cni.sh $(TARGET) $(HOST)

@@ -27,6 +27,10 @@ ONLY = {
         ["base/", "spec/", "slipway-sgiov"],
         "it runs in the guest: the engine, and nothing else of the host's",
     ),
+    "slipway-load": (
+        ["base/", "spec/", "slipway-nvme"],
+        "it runs in guests: a driver, and nothing of the host's",
+    ),
     "slipway-socket-tokio": (
         ["base/", "spec/", "slipway-socket"],
         "it runs in other people's programs",

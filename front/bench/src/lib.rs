@@ -1,6 +1,6 @@
 //! The papers' experiments: measurements and their presentation.
 //!
-//! [`block`] measures disks, and has the loads: one that needs no VM, fio's and RocksDB's.
+//! [`block`] measures disks, and has the loads: our own driver's, fio's and RocksDB's.
 //! [`packet`] measures the switch, [`nic`] guests' network interfaces, [`socket`] ways from one
 //! program to another, [`vmm`] the start of a VMM, [`memory`] recycled memory for sandboxes,
 //! [`attach`] how soon many owners get virtual functions, [`roots`] how soon they get roots,
@@ -29,13 +29,13 @@
 //! use colour), files.
 //!
 //! Dependencies: `plotters` writes SVG (its SVG back end only: no fonts, no bitmaps), `serde` and
-//! `serde_json` for reports, `anyhow` for errors that are shown and never matched on; `rustix` for
-//! processors and shared memory, `zerocopy` for queue entries, `slipway-warp` for the work of two
-//! socket engines on each byte, `tempfile` for a peer's socket and for a guest's kernel;
-//! `kvm-ioctls` and `kvm-bindings` for KVM without a VMM; `slipway-pool` with its wire and
-//! `slipway-keeper` for memory of a pool; `slipway-vf-pool` for virtual functions;
-//! `slipway-hypervisor` for VMMs as sandboxes have them, which needs `tokio`, and `slipway-vmm` for
-//! an address of its machine.
+//! `serde_json` for reports, `anyhow` for errors that are shown and never matched on;
+//! `slipway-load` for the loads that run in guests, too; `rustix` for clocks and shared memory,
+//! `zerocopy` for queue entries, `slipway-warp` for the work of two socket engines on each byte,
+//! `tempfile` for a peer's socket and for a guest's kernel; `kvm-ioctls` and `kvm-bindings` for KVM
+//! without a VMM; `slipway-pool` with its wire and `slipway-keeper` for memory of a pool;
+//! `slipway-vf-pool` for virtual functions; `slipway-hypervisor` for VMMs as sandboxes have them,
+//! which needs `tokio`, and `slipway-vmm` for an address of its machine.
 //!
 //! `libc` for loads on sockets: their calls must be the C library's, as any program's are.
 //!
@@ -79,7 +79,6 @@ pub mod socket;
 mod statistics;
 mod svg;
 mod table;
-mod times;
 mod turns;
 pub mod vmm;
 mod watch;
@@ -95,10 +94,10 @@ pub use measurement::{AnySubject, Measured, Measurement, NoExtra, Plan, Run, Sub
 pub use outside::Own;
 pub use program::{BENCH, end_with_this_thread, slipway};
 pub use slices::aligned;
+pub use slipway_load::Times;
 pub use statistics::{StageStatistics, Statistics, percentile, statistics};
 pub use svg::{latency_svg, svg};
 pub use table::table;
-pub use times::Times;
 pub use turns::{
     Described, Fault, LeftOut, NOT_TRIED, Subjects, Turn, Turns, fault_lines, take_turns, void_note,
 };

@@ -13,11 +13,11 @@ use anyhow::Result;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::Times;
 use crate::environment::Environment;
 use crate::figure::{Figure, OverRounds};
 use crate::json::SavedReport;
 use crate::outside::Own;
-use crate::times::Times;
 use crate::turns::{Described, Fault, LeftOut, Subjects, Turn, Turns, take_turns};
 
 /// The result of a turn.

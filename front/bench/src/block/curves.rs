@@ -2,9 +2,9 @@
 //! time.
 
 use anyhow::Result;
+use slipway_load::block_name;
 
 use super::measure::{BlockFigure, IOPS, MEAN};
-use super::workload::block_name;
 use super::{BlockReport, Pattern, RocksJob, RocksReport, Workload};
 use crate::duration::{human, thousands};
 use crate::panels::{CurvePoint, Panel, marks, panels};

@@ -23,18 +23,17 @@ mod report;
 mod rocksdb;
 mod table;
 mod user;
-mod workload;
 
 pub use compare::{BlockComparison, compare_blocks};
 pub use curves::curves;
 pub use fio::{fio_arguments, fio_arguments_within, fio_measured};
-pub use measure::{BlockSubject, Measured, Plan, Run, Subject, timed};
+pub use measure::{BlockSubject, Plan, Run, Subject, timed};
 pub use plot::plot;
 pub use report::{BlockExtra, BlockReport};
 pub use rocksdb::{
     RocksJob, RocksLoad, RocksMeasured, RocksPlace, RocksPlan, RocksReport, RocksRun, RocksSubject,
     measure_rocksdb, rocks_measured, rocks_script,
 };
+pub use slipway_load::{Measured, Pattern, Workload};
 pub use table::block_table;
 pub use user::{load_command, load_measured};
-pub use workload::{Pattern, Workload};

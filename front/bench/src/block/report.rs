@@ -5,12 +5,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{Measured, Plan, RocksJob, RocksReport, RocksRun, RocksSubject, Workload};
+use crate::Times;
 use crate::environment::Environment;
 use crate::json::SavedReport;
 use crate::measurement::Measurement;
 use crate::panels::CurvePoint;
 use crate::statistics::{median, range};
-use crate::times::Times;
 use crate::turns::Described;
 
 /// All results of one command, stored as JSON.

@@ -8,18 +8,14 @@
 //!   everything measured, as JSON; [`nic_table`] and [`nic_plot`] show it beside the paper's
 //!   figures ([`paper`]).
 
-mod load;
 mod paper;
 mod plot;
 mod report;
 mod table;
-mod traffic;
 
-pub use load::{Ends, NicLoad, Traffic};
 pub use paper::{PaperFigure, paper};
 pub use plot::nic_plot;
 pub use report::{NicFigures, NicMeasured, NicPlan, NicReport, NicSubject, NicWork};
+pub use slipway_load::Times;
+pub use slipway_load::nic::{Counted, Ends, NicLoad, Traffic, receive, send};
 pub use table::nic_table;
-pub use traffic::{Counted, receive, send};
-
-pub use crate::times::Times;

@@ -2,8 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::traffic::Counted;
-use super::{NicLoad, Traffic};
+use super::{Counted, NicLoad, Traffic};
 use crate::duration;
 use crate::figure::Figure;
 use crate::measurement::{AnySubject, Measured, Measurement, Plan};

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use slipway_load::nic::parse_count;
 
 /// A load: frames of one length from one port to others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -90,9 +91,9 @@ fn parse(text: &str) -> Option<PacketLoad> {
         match kind {
             "p" => load.ports = value.parse().ok()?,
             "r" => load.row = value.parse().ok()?,
-            "o" => load.offered = count(value)?,
+            "o" => load.offered = parse_count(value)?,
             "s" => load.ring = Some(ring(value)?),
-            "n" => load.neighbour = count(value)?,
+            "n" => load.neighbour = parse_count(value)?,
             "w" => load.window = value.parse().ok().filter(|one| (1..=64).contains(one))?,
             _ => return None,
         }
@@ -112,15 +113,6 @@ fn ring(text: &str) -> Option<(u32, u32)> {
         && payload.is_multiple_of(64)
         && (64..=65_536).contains(&payload);
     fits.then_some((slots, payload))
-}
-
-/// Parses a number with an optional `k` or `M`.
-pub(crate) fn count(text: &str) -> Option<u64> {
-    let (digits, unit) = match text.strip_suffix('M') {
-        Some(digits) => (digits, 1_000_000),
-        None => text.strip_suffix('k').map_or((text, 1), |digits| (digits, 1_000)),
-    };
-    digits.parse::<u64>().ok()?.checked_mul(unit).filter(|count| *count > 0)
 }
 
 #[cfg(test)]

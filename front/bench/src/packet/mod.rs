@@ -32,14 +32,12 @@ pub use devices::Devices;
 pub use e1000::{E1000, Mode};
 pub use kernel::{Bridge, Ends};
 pub use load::PacketLoad;
-pub(crate) use load::count;
 pub use memif::Memif;
 pub use ovs::OvsDpdk;
 pub use plot::packet_plot;
 pub use process::run as run_command;
 pub use report::{Neighbour, PacketMeasured, PacketPlan, PacketReport, PacketSubject, Work};
 pub use served::{FunctionCounts, Model, Serve, Served, TargetCounts, Wanted};
+pub use slipway_load::Times;
 pub use source::Source;
 pub use table::packet_table;
-
-pub use crate::times::Times;

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use slipway_load::Waiting;
 use slipway_ring::{Consumer, Descriptor, Geometry, Link, Producer};
 use slipway_switch::ports::{MemoryPort, Tell};
 use slipway_switch::{Abilities, BURST, Learning, LearningOptions, Mac, PortConfig, Switch};
@@ -16,7 +17,6 @@ use slipway_switch::{Abilities, BURST, Learning, LearningOptions, Mac, PortConfi
 use super::{Neighbour, PacketLoad, PacketMeasured, Times};
 use crate::block::native::{Cpus, pin};
 use crate::measurement::Subject;
-use crate::watch::Waiting;
 
 /// Frames of a burst at a set rate, as in *Speeding Up Packet I/O in Virtual Machines*.
 const OFFERED: usize = 100;

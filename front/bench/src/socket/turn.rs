@@ -10,8 +10,8 @@ use super::board::{Board, Phase};
 use super::cost::{Cost, softirq_threads, used};
 use super::peer::{PeerResult, PeerSpec, Role};
 use super::{SocketLoad, SocketMeasured, Traffic, Way};
+use crate::Times;
 use crate::packet::process::Running;
-use crate::times::Times;
 
 /// The longest time that a program may take to begin or to end, with a second more for each
 /// thousand sockets: longer than a busy machine stands still.

@@ -11,9 +11,9 @@ use anyhow::{Context, Result, ensure};
 
 use super::peer::{PeerSpec, Role};
 use super::{Engines, Net, memory_file, path_of};
+use crate::Times;
 use crate::block::native::Cpus;
 use crate::packet::process::find;
-use crate::times::Times;
 
 /// A way from one program to another: a subject.
 pub struct Way {

@@ -5,15 +5,16 @@
 //! out with one line. The subject itself is a module of `front/bench`: an implementation of the
 //! `Subject` trait of its benchmark (the head of `mod.rs` there names it), which runs one turn. A
 //! further load is a text that the benchmark's load type parses: in `LOADS` or `QUICK` where these
-//! are lists. Loads on disks are made of patterns: the head of `block::workload` in `front/bench`.
+//! are lists. Loads on disks are made of patterns: the head of `workload.rs` in `front/load`.
 //!
 //! A further figure is a field of the turn's result (with `#[serde(default)]`, since `--compare`
 //! reads older reports), unless a field that is there has it, and a `Figure`, which says which way
 //! is better. The figures are where `Measured` is implemented: in `report.rs` of the benchmark's
-//! module in `front/bench`, but in `socket/measured.rs` and `block/measure.rs` for these two. The
-//! report in JSON has the field, not the figure. A figure of `Measured::figures` (`COMPARED`) is in
-//! tables with its spread, in pictures and in `--compare`; one of `Measured::further` (`FURTHER`)
-//! is a column of tables only. Sockets, `memory` and `nic` have a list for each kind of load.
+//! module in `front/bench`, but in `socket/measured.rs` and `block/measure.rs` for these two; the
+//! result for disks is in `measured.rs` of `front/load`. The report in JSON has the field, not the
+//! figure. A figure of `Measured::figures` (`COMPARED`) is in tables with its spread, in pictures
+//! and in `--compare`; one of `Measured::further` (`FURTHER`) is a column of tables only. Sockets,
+//! `memory` and `nic` have a list for each kind of load.
 //!
 //! `docs/bench-NAME.md` has tables of subjects, loads and columns; `tests/e2e/85-bench.sh` to
 //! `89-bench-cgroups.sh` run some. `vm` (disks in guests), `arms` and `density` list theirs in

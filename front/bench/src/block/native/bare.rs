@@ -5,6 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use slipway_load::native::bell::Bell;
+use slipway_load::native::controller::BASE;
+use slipway_load::native::load::{self, Lane, Taker};
+use slipway_load::native::{Cpus, pin};
 use slipway_nvme::driver::PinnedPair;
 use slipway_nvme_spec::command::{
     COMPLETION_ENTRY, CompletionEntry, SUBMISSION_ENTRY, SubmissionEntry,
@@ -15,10 +19,6 @@ use slipway_ram::{Access, Memory, Span};
 use slipway_vfio_user_client::TestGuest;
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::bell::Bell;
-use super::controller::BASE;
-use super::cpus::{self, Cpus};
-use super::load::{self, Lane, Taker};
 use crate::block::{Measured, Subject, Workload};
 
 /// Bytes of a logical block.
@@ -166,7 +166,7 @@ impl Subject for Bare {
         std::thread::scope(|scope| {
             let server = std::thread::Builder::new().name("bare".into());
             let server = server.spawn_scoped(scope, || -> Result<()> {
-                cpus::pin(&cpus.target)?;
+                pin(&cpus.target)?;
                 while !stop.load(Ordering::Relaxed) {
                     for queue in &mut queues {
                         if !queue.serve(&cells, &memory, disk)? {

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use slipway_load::native::Cpus;
+use slipway_load::native::bell::{Bell, Post, ring};
+use slipway_load::native::controller::{BASE, Controller, room};
+use slipway_load::native::load::{self, Part};
 use slipway_nvme::driver::{AccessError, Arena, RegisterAccess};
 use slipway_nvme_spec::registers::offset;
 use slipway_vfio_user_client::{Client, TestGuest};
 
-use super::bell::{Bell, ring};
-use super::controller::{BASE, Controller, room};
-use super::cpus::Cpus;
-use super::load::{self, Part};
 use crate::block::{Measured, Subject, Workload};
 
 /// The longest wait for the target.
@@ -24,6 +24,17 @@ const COMMAND: u64 = 4;
 /// The bits of the Command register for a driver that polls: Memory Space, Bus Master, Interrupt
 /// Disable. The controller need not maintain its interrupt pin.
 const DRIVER: u16 = 1 << 1 | 1 << 2 | 1 << 10;
+
+/// Registers of BAR 0 that are written by messages; the lock keeps messages whole.
+struct Messages(Arc<Mutex<Client>>);
+
+impl Post for Messages {
+    fn post(&self, at: u64, value: u32) -> Result<()> {
+        let mut client = self.0.lock().map_err(|_| anyhow!("another thread panicked"))?;
+        Ok(client.post(0, at, &value.to_le_bytes())?)
+    }
+}
+
 /// The registers of BAR 0, accessed over the socket.
 struct Registers {
     client: Arc<Mutex<Client>>,
@@ -103,7 +114,7 @@ impl Session {
         let client = Arc::new(Mutex::new(client));
         let (bell, doorbells) = match window {
             Some(window) => (Bell::Page(Arc::new(window)), "in a mapped page"),
-            None => (Bell::Message(client.clone()), "by messages"),
+            None => (Bell::Message(Arc::new(Messages(client.clone()))), "by messages"),
         };
         let registers = Registers { client, bell: bell.clone(), since: Instant::now() };
         let arena = Arena::new(guest.memory, BASE, len);

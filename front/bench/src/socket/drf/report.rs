@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use super::Mix;
 use super::engine::Engine;
 use super::script::{formula, script};
+use crate::Times;
 use crate::figure::Figure;
 use crate::measurement::{AnySubject, Measured, Measurement, Plan, Subject};
-use crate::times::Times;
 
 /// The number of mixes that are measured at once: their executors are slow, so a core has time for
 /// several.

@@ -1,9 +1,9 @@
 //! The load itself: threads that keep commands in flight.
 //!
-//! A [`Lane`] is a queue pair with its commands, a [`Flow`] a lane while it runs, and
-//! [`Flow::step`] one poll of it: it takes completions and writes as many commands anew, at the
-//! next of the [`Places`]. [`run`] has a thread for each lane ([`drive`]). [`run_beside`] has one
-//! thread for the lanes of two clients. A [`Window`] is the time that counts.
+//! A [`Lane`] is a queue pair with its commands, a `Flow` a lane while it runs, and `Flow::step`
+//! one poll of it: it takes completions and writes as many commands anew, at the next of the
+//! `Places`. [`run`] has a thread for each lane (`drive`). [`run_beside`] has one thread for the
+//! lanes of two clients. A `Window` is the time that counts.
 
 mod beside;
 
@@ -18,11 +18,10 @@ use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_telemetry::{Clock, Histogram, stamp_clock};
 
-pub(super) use self::beside::{Part, run_beside};
+pub use self::beside::{Part, run_beside};
 use super::bell::Bell;
 use super::cpus::{self, Cpus};
-use crate::block::{Measured, Pattern, Workload};
-use crate::watch::Waiting;
+use crate::{Measured, Pattern, Waiting, Workload};
 
 /// A target that completes nothing for this time has failed: longer than a busy machine stands
 /// still.
@@ -87,25 +86,35 @@ impl Places {
 }
 
 /// One thread's queue pair with prepared commands, as many as shall be in flight.
-pub(super) struct Lane {
+pub struct Lane {
+    /// The queue pair.
     pub pair: PinnedPair,
+    /// The way in which the thread rings the pair's doorbells.
     pub bell: Bell,
+    /// The commands, each with its index as its ID and with a buffer of its own. Their places on
+    /// the disk and their directions are set when they are written.
     pub commands: Vec<SubmissionEntry>,
 }
 
 /// The properties of the controller under load.
-pub(super) struct Taker<'a> {
+pub struct Taker<'a> {
+    /// The processors of the target and of the load's threads.
     pub cpus: &'a Cpus,
     /// Logical blocks of the disk.
     pub blocks: u64,
     /// Bytes of a logical block.
     pub block_size: u32,
-    /// The target's process.
+    /// The target's process. `None` if it is no process of this machine.
     pub pid: Option<u32>,
 }
 
-/// Runs the load on `lanes`, which are returned with nothing in flight.
-pub(super) fn run(
+/// Runs the load on `lanes`, each from a thread of its own, for `warm_up` and then for `time`,
+/// which is measured. The lanes are returned with nothing in flight.
+///
+/// # Errors
+/// The disk is smaller than a command, a thread cannot run on its processor, a command fails, or
+/// the target completes nothing for a minute.
+pub fn run(
     lanes: Vec<Lane>,
     taker: &Taker<'_>,
     workload: &Workload,

@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use slipway_bench::block::Workload;
-use slipway_bench::block::native::{load_function, take};
-use slipway_bench::nic::{self, NicLoad, Times};
+use slipway_load::native::{load_function, take};
+use slipway_load::nic::{self, NicLoad};
+use slipway_load::{Times, Workload};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use slipway_nvme::driver::{AccessError, RegisterAccess};
 use slipway_nvme_spec::registers::{offset, tail_doorbell};
-use slipway_vfio_user_client::RegisterWindow;
+use slipway_ram::RegisterWindow;
 
 use super::bell::{Bell, ring};
 use super::controller::{Controller, room};
 use super::cpus::Cpus;
 use super::huge::HugePages;
 use super::pci::PciFunction;
-use crate::block::{Measured, Workload};
+use crate::{Measured, Workload};
 
 /// The longest wait for the controller; guests may be emulated.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -65,8 +65,8 @@ fn wide() -> AccessError {
 /// and read again before.
 ///
 /// # Errors
-/// If there is no such function, or no huge pages for it; and the errors of
-/// [`crate::block::Subject::run`].
+/// If there is no such function, or no huge pages for it; if its controller does not take the load,
+/// or a command fails.
 pub fn load_function(
     address: &str,
     workload: &Workload,

@@ -8,15 +8,18 @@ use slipway_telemetry::{Clock, Histogram, stamp_clock};
 
 use super::super::cpus;
 use super::{Flow, Lane, POLLS, Places, Taker, Window, give_up};
-use crate::block::{Measured, Workload};
+use crate::{Measured, Workload};
 
 /// The most completions of a noisy client that are taken between two polls of a quiet one.
 const LOUD: usize = 4;
 
 /// One client's part of a load by two clients.
-pub(in crate::block::native) struct Part<'a> {
+pub struct Part<'a> {
+    /// A lane for each thread that the load would have by itself.
     pub lanes: Vec<Lane>,
+    /// The properties of the client's controller.
     pub taker: Taker<'a>,
+    /// The load.
     pub workload: &'a Workload,
 }
 
@@ -122,8 +125,12 @@ impl Beside {
 /// Runs two loads from one thread, which polls the lanes of both in turn: on a machine with two
 /// processors both clients share the one that the target leaves. The noisy client's turns take only
 /// a few completions, so that the quiet one waits little. The greatest delay of the quiet one's
-/// polls is measured, too. Returns the lanes of both, and the quiet client's result.
-pub(in crate::block::native) fn run_beside(
+/// polls is measured, too. `times` are the time before the measurement and the measured time.
+/// Returns the lanes of both, and the quiet client's result.
+///
+/// # Errors
+/// The errors of [`run`](super::run).
+pub fn run_beside(
     quiet: Part<'_>,
     loud: Option<Part<'_>>,
     times: (Duration, Duration),

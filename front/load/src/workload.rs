@@ -1,8 +1,8 @@
 //! Loads on disks.
 //!
 //! A new pattern is a variant of [`Pattern`] with its name, which is fio's value of `--rw`.
-//! `fio_arguments` (`fio`) gives a further option of fio's that it needs. `Places::aim`
-//! (`native::load`) has it for our own driver, on the host and in guests (`slipway-load`). In
+//! `fio_arguments` (`block/fio.rs` in `front/bench`) gives a further option of fio's that it needs.
+//! `Places::aim` (`native::load`) has it for our own driver, on the host and in guests. In
 //! `front/cli`, the default loads are `guests_workloads` and `own_workloads` (`bench/block.rs`),
 //! and the help of `--workload` (`args/bench.rs`) names all patterns.
 
@@ -98,8 +98,8 @@ impl Workload {
     }
 }
 
-/// Formats a block size as `4k`, `1m`, `512`.
-pub(crate) fn block_name(bytes: u32) -> String {
+/// Formats a block size, in bytes, as `4k`, `1m`, `512`.
+pub fn block_name(bytes: u32) -> String {
     match bytes {
         _ if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{}m", bytes >> 20),
         _ if bytes >= 1 << 10 && bytes.is_multiple_of(1 << 10) => format!("{}k", bytes >> 10),

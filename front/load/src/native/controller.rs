@@ -9,10 +9,10 @@ use slipway_ram::Access;
 use super::bell::{Bell, Shadow};
 use super::cpus::Cpus;
 use super::load::{self, Lane, Taker};
-use crate::block::{Measured, Workload};
+use crate::{Measured, Workload};
 
 /// The address of shared memory in the target's address space.
-pub(super) const BASE: u64 = 1 << 32;
+pub const BASE: u64 = 1 << 32;
 /// Entries of the admin queues.
 const ADMIN_ENTRIES: u16 = 32;
 /// The id of the namespace under load.
@@ -22,10 +22,11 @@ const CHECKED: u64 = 32;
 /// The number of places that are written and read if the disk is not filled.
 const TRIED: u64 = 4;
 /// Bytes of a memory page.
-pub(super) const PAGE: usize = 4096;
+const PAGE: usize = 4096;
 
 /// Our driver with a controller, and the properties of namespace 1 that loads need.
-pub(super) struct Controller<R> {
+pub struct Controller<R> {
+    /// The driver, with the controller's registers and memory.
     pub driver: Driver<R>,
     /// The way in which the threads of a load ring.
     pub bell: Bell,
@@ -40,7 +41,10 @@ pub(super) struct Controller<R> {
 }
 
 impl<R: RegisterAccess> Controller<R> {
-    /// Brings the controller up. Queues and data lie in `arena`.
+    /// Brings the controller up. Queues and data lie in `arena`. The threads of loads ring `bell`.
+    ///
+    /// # Errors
+    /// The controller does not answer, it refuses a command, or it has no namespace 1.
     pub fn bring_up(registers: R, bell: Bell, arena: Arena) -> Result<Self> {
         let mut driver = Driver::new(registers, arena, ADMIN_ENTRIES)?;
         driver.set_queue_count(Workload::MOST_THREADS as u16)?;
@@ -68,6 +72,9 @@ impl<R: RegisterAccess> Controller<R> {
     /// Makes loads ring shadow doorbells (Doorbell Buffer Config), as Linux' driver does where a
     /// controller's doorbells are trapped. Registers are still written where the controller asks
     /// for it.
+    ///
+    /// # Errors
+    /// The controller does not support them, or the arena is full.
     pub fn shadow_doorbells(&mut self) -> Result<()> {
         let arena = &mut self.driver.arena;
         let pages = (arena.allocate(PAGE)?, arena.allocate(PAGE)?);
@@ -90,6 +97,9 @@ impl<R: RegisterAccess> Controller<R> {
 
     /// Writes the whole disk, with different content at each place, and checks some of it. So the
     /// disk that is measured afterwards has real blocks.
+    ///
+    /// # Errors
+    /// A command fails, or data differs from what was written.
     pub fn fill(&mut self) -> Result<()> {
         let chunks = self.chunks();
         self.with_buffer(|this, buffer| {
@@ -99,6 +109,9 @@ impl<R: RegisterAccess> Controller<R> {
     }
 
     /// Writes some places and reads them again, to check that data arrives at its address.
+    ///
+    /// # Errors
+    /// A command fails, or data differs from what was written.
     pub fn check(&mut self) -> Result<()> {
         let chunks = self.chunks();
         self.with_buffer(|this, buffer| {
@@ -160,6 +173,9 @@ impl<R: RegisterAccess> Controller<R> {
     }
 
     /// Makes a lane for each thread of `workload`.
+    ///
+    /// # Errors
+    /// The controller takes no such queues, or the arena is full.
     pub fn lanes(&mut self, workload: &Workload) -> Result<Vec<Lane>> {
         let entries = (workload.depth + 1).next_power_of_two().max(16) as u16;
         let mut lanes = Vec::new();
@@ -190,7 +206,11 @@ impl<R: RegisterAccess> Controller<R> {
         Ok(command)
     }
 
-    /// Releases the lanes' queues and memory.
+    /// Releases the lanes' queues and memory. The lanes must be those of `workload`, with nothing
+    /// in flight.
+    ///
+    /// # Errors
+    /// The controller refuses to delete a queue.
     pub fn clear(&mut self, lanes: Vec<Lane>, workload: &Workload) -> Result<()> {
         let len = workload.block_size as usize;
         for lane in lanes {
@@ -203,12 +223,17 @@ impl<R: RegisterAccess> Controller<R> {
         Ok(())
     }
 
-    /// Returns the controller's properties for a load.
+    /// Returns the controller's properties for a load. `pid` is the target's process, if it is one
+    /// of this machine.
     pub fn taker<'a>(&self, cpus: &'a Cpus, pid: Option<u32>) -> Taker<'a> {
         Taker { cpus, blocks: self.blocks, block_size: self.block_size, pid }
     }
 
-    /// Runs the load.
+    /// Runs the load for the first of the two times, then for the second one, which is measured.
+    /// `pid` is the target's process, if it is one of this machine.
+    ///
+    /// # Errors
+    /// The errors of [`Self::lanes`], [`load::run`] and [`Self::clear`].
     pub fn run(
         &mut self,
         (cpus, pid): (&Cpus, Option<u32>),
@@ -238,7 +263,7 @@ fn release_list(arena: &mut Arena, list: u64, len: usize) {
 }
 
 /// Returns the bytes of memory that a session needs for these loads, one after the other.
-pub(super) fn room(workloads: &[Workload]) -> u64 {
+pub fn room(workloads: &[Workload]) -> u64 {
     // Loads of the same block size and depth share memory, so counting all of them is never too
     // little. The file is sparse: only used parts take memory.
     let of = |load: &Workload| {

@@ -123,11 +123,20 @@ fn parse(text: &str) -> Option<NicLoad> {
         match part.split_at_checked(1)? {
             ("c", value) => load.cpus = cpus(value)?,
             ("t", "so") => load.segmentation = true,
-            ("o", value) => load.offered = crate::packet::count(value)?,
+            ("o", value) => load.offered = parse_count(value)?,
             _ => return None,
         }
     }
     fits(&load).then_some(load)
+}
+
+/// Parses a number with an optional `k` or `M`. Returns `None` if `text` is none, or is 0.
+pub fn parse_count(text: &str) -> Option<u64> {
+    let (digits, unit) = match text.strip_suffix('M') {
+        Some(digits) => (digits, 1_000_000),
+        None => text.strip_suffix('k').map_or((text, 1), |digits| (digits, 1_000)),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(unit).filter(|count| *count > 0)
 }
 
 fn cpus(text: &str) -> Option<u32> {

@@ -1,31 +1,41 @@
 //! The ways to ring a doorbell.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::sync::{Arc, Mutex};
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use slipway_nvme::driver::{AccessError, passes};
 use slipway_nvme_spec::registers::{head_doorbell, offset, tail_doorbell};
-use slipway_ram::Span;
-use slipway_vfio_user_client::{Client, RegisterWindow};
+use slipway_ram::{RegisterWindow, Span};
+
+/// Writes registers by messages to a controller in another process.
+pub trait Post: Send + Sync {
+    /// Writes `value` to the register at byte `at` of BAR 0, without waiting for a reply.
+    ///
+    /// # Errors
+    /// The message cannot be sent.
+    fn post(&self, at: u64, value: u32) -> Result<()>;
+}
 
 /// The way in which the threads of a load ring doorbells.
 #[derive(Clone)]
-pub(super) enum Bell {
+pub enum Bell {
     /// A store to a register: in a page that the target sweeps, or of a function.
     Page(Arc<RegisterWindow>),
-    /// A message without reply, as QEMU's client sends it; the lock keeps messages whole.
-    Message(Arc<Mutex<Client>>),
+    /// A message without reply, as QEMU's client sends it.
+    Message(Arc<dyn Post>),
     /// A store to a page of ours, and to a register if the target asked for that (section 7.13).
     Shadow(Shadow),
-    /// A store to memory of this process.
+    /// A store to memory of this process: the element at the doorbell's number.
     Cells(Arc<[AtomicU32]>),
 }
 
-/// The pages of Doorbell Buffer Config.
+/// The pages of Doorbell Buffer Config (section 7.13).
 #[derive(Clone)]
-pub(super) struct Shadow {
+pub struct Shadow {
+    /// The page with the doorbells' values, which the driver writes.
     pub doorbells: Span,
+    /// The page with the event indexes, which the controller writes.
     pub events: Span,
     /// The way in which registers are written.
     pub beneath: Box<Bell>,
@@ -33,6 +43,9 @@ pub(super) struct Shadow {
 
 impl Shadow {
     /// Resets the doorbells of queue pair `id`, before a new pair gets that number.
+    ///
+    /// # Errors
+    /// The pages have no such doorbells.
     pub fn clear(&self, id: u16) -> Result<()> {
         for cell in [tail_doorbell(id), head_doorbell(id)] {
             self.doorbells.store_u32(4 * cell, 0)?;
@@ -52,13 +65,11 @@ impl Shadow {
     }
 }
 
-fn post(client: &Mutex<Client>, at: u64, value: u32) -> Result<()> {
-    let mut client = client.lock().map_err(|_| anyhow!("another thread panicked"))?;
-    Ok(client.post(0, at, &value.to_le_bytes())?)
-}
-
-/// Writes the register at byte `at` of BAR 0, which is a doorbell.
-pub(super) fn ring(bell: &Bell, at: u64, from: &[u8]) -> Result<(), AccessError> {
+/// Writes the register at byte `at` of BAR 0, which is a doorbell, by `bell`.
+///
+/// # Errors
+/// The register is no doorbell, or `from` is not 4 bytes; and the errors of [`Bell::ring`].
+pub fn ring(bell: &Bell, at: u64, from: &[u8]) -> Result<(), AccessError> {
     let index = at.checked_sub(offset::DOORBELLS).map(|at| at as usize / 4);
     let (Some(index), Ok(value)) = (index, from.try_into()) else {
         return Err(AccessError("only doorbells are posted".into()));
@@ -69,12 +80,15 @@ pub(super) fn ring(bell: &Bell, at: u64, from: &[u8]) -> Result<(), AccessError>
 
 impl Bell {
     /// Writes `value` to doorbell register number `doorbell` of BAR 0.
+    ///
+    /// # Errors
+    /// A message cannot be sent, or the shadow pages have no such doorbell.
     #[inline]
     pub fn ring(&self, (doorbell, value): (usize, u32)) -> Result<()> {
         let at = offset::DOORBELLS + 4 * doorbell as u64;
         match self {
             Self::Page(window) => window.store_u32(at, value),
-            Self::Message(client) => post(client, at, value)?,
+            Self::Message(messages) => messages.post(at, value)?,
             Self::Shadow(shadow) => {
                 if shadow.store(doorbell, value)? {
                     shadow.beneath.ring((doorbell, value))?;

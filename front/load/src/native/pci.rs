@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use slipway_vfio_user_client::RegisterWindow;
+use slipway_ram::RegisterWindow;
 
 /// Class of an NVMe controller: mass storage, non-volatile memory, NVM Express.
 const NVME: &str = "0x010802";

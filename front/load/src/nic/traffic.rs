@@ -11,10 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::{NicLoad, Traffic};
-use crate::times::Times;
+use crate::Times;
 
 /// The port of every receiver of UDP: that of the discard service (RFC 863), to which a memory
 /// port's source sends too.
@@ -124,7 +125,9 @@ fn send_datagrams(
             Ok(_) => window.see(1),
             // The receiver's socket is not open yet or no more; the device's queue is full.
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => window.see(0),
-            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => window.see(0),
+            Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => {
+                window.see(0)
+            }
             Err(error) => return Err(error).context("sending datagrams"),
         };
     }
@@ -259,8 +262,9 @@ fn is_early(error: &std::io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use rustix::thread::{UnshareFlags, unshare_unsafe};
+
     use super::*;
-    use crate::packet::process::in_namespace;
 
     #[test]
     fn a_window_counts_after_the_warm_up() {
@@ -322,10 +326,23 @@ mod tests {
         })
     }
 
+    /// Runs `work` on a thread with a network namespace of its own.
+    fn in_namespace<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let thread = || {
+            #[allow(unsafe_code)] // rustix has it as unsafe for the sake of another flag
+            // SAFETY: only the network namespace is unshared, and no descriptors.
+            let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
+            unshared.context("a network namespace takes root")?;
+            work()
+        };
+        std::thread::scope(|scope| scope.spawn(thread).join()).unwrap()
+    }
+
     fn up_loopback() -> Result<()> {
-        let ip = crate::packet::process::find(&["ip"]).context("`ip` is not installed")?;
-        crate::packet::process::run(
-            std::process::Command::new(ip).args("link set lo up".split(' ')),
-        )
+        let mut ip = std::process::Command::new("ip");
+        let ended =
+            ip.args(["link", "set", "lo", "up"]).status().context("`ip` is not installed")?;
+        anyhow::ensure!(ended.success(), "the loopback interface stays down");
+        Ok(())
     }
 }

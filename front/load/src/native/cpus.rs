@@ -36,7 +36,7 @@ impl Cpus {
     }
 
     /// Returns whether `threads` of a load have a processor each, which the target does not use.
-    pub(crate) fn are_enough(&self, threads: usize) -> bool {
+    pub fn are_enough(&self, threads: usize) -> bool {
         threads <= self.client.len() && !self.client.iter().any(|cpu| self.target.contains(cpu))
     }
 }
@@ -59,24 +59,6 @@ pub fn pin(cpus: &[usize]) -> Result<()> {
         set.set(*cpu);
     }
     sched_setaffinity(None, &set).with_context(|| format!("cannot run on processors {cpus:?}"))
-}
-
-/// Does `work` on a thread of its own that is bound to `cpus`. The caller's processors stay.
-///
-/// # Errors
-/// The thread cannot run on `cpus`; `work` fails or panics.
-pub(crate) fn pinned<T: Send>(
-    cpus: &[usize],
-    work: impl FnOnce() -> Result<T> + Send,
-) -> Result<T> {
-    let thread = || {
-        pin(cpus)?;
-        work()
-    };
-    std::thread::scope(|scope| match scope.spawn(thread).join() {
-        Ok(result) => result,
-        Err(_) => bail!("the thread of a turn panicked"),
-    })
 }
 
 /// Returns the CPU time of all threads of process `pid` so far, ns. Returns `None` if the kernel
