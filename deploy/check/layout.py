@@ -4,6 +4,8 @@
 A file over 500 lines says why in its head, in a line that begins with "Over 500 lines:". Columns are characters, comments and
 strings included, which rustfmt leaves alone; a row of a table in a doc comment cannot be broken, and may be longer.
 
+A crate without examples in its documentation says `doctest = false`, so that rustdoc does not look for them in each test run.
+
 The words of the glossary are the sources' own: each is in use, or it is deleted from the glossary.
 """
 
@@ -16,6 +18,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 COLUMNS, LINES = 100, 500
 REASON = re.compile(r"^//! Over 500 lines: \S", re.M)
 TABLE = re.compile(r"\s*//[/!] \|")
+FENCE = re.compile(r"\s*//[/!] ```(.*)$")
+# The words behind a fence that rustdoc compiles.
+CODE = {"", "rust", "no_run", "should_panic", "compile_fail"}
 
 
 def head(text):
@@ -36,6 +41,26 @@ def problems(name, text):
         yield f"{name}: {lines} lines: delete `Over 500 lines` from the head"
 
 
+def has_example(text):
+    """Whether the documentation in a file has code that rustdoc compiles."""
+    fences = [match[1] for line in text.splitlines() if (match := FENCE.match(line))]
+    return any(word in CODE for word in fences[::2])
+
+
+def examples(texts):
+    """One line for each crate whose manifest is wrong about examples."""
+    for manifest in sorted(ROOT.glob("*/*/Cargo.toml")):
+        crate = manifest.parent.relative_to(ROOT)
+        if not (manifest.parent / "src/lib.rs").exists():
+            continue
+        tested = "doctest = false" not in manifest.read_text()
+        found = [name for name, text in texts.items() if name.startswith(f"{crate}/src/") and has_example(text)]
+        if found and not tested:
+            yield f"{crate}/Cargo.toml: `doctest = false`, and {found[0]} has an example"
+        if tested and not found:
+            yield f"{crate}/Cargo.toml: no file has an example: say `doctest = false` below [lib]"
+
+
 def unused(texts):
     """Words of the glossary that no source uses."""
     glossary = (ROOT / "docs/glossary.md").read_text()
@@ -51,6 +76,7 @@ def main():
     names = subprocess.run(["git", "ls-files", "*.rs"], cwd=ROOT, check=True, capture_output=True, text=True)
     texts = {name: (ROOT / name).read_text() for name in names.stdout.split()}
     found = [problem for name, text in texts.items() for problem in problems(name, text)]
+    found += examples(texts)
     found += unused(texts.values())
     for problem in found:
         print(f"layout: {problem}")
