@@ -375,6 +375,10 @@ counts_on pod/one pod/still
 "$slipway" pause pod/still >/dev/null || fail "pause pod/still: $(explain)"
 says 'a container of a pod: pause the pod' pause --to-file pod/one
 of_one=$SLIPWAY_DATA_DIR/sandboxes/$(of_ps pod id)/saved-layer-one
+nsid=$("$slipway" endpoint attach pod ram:1M) || fail "attach: $(explain)"
+says "slipway endpoint detach pod $nsid" pause --to-file pod
+"$slipway" endpoint detach pod "$nsid" >/dev/null || fail "detach: $(explain)"
+counts_on pod/one
 goes_to_file pod
 for name in one still ends; do is_of_pod "$name" paused || fail "pod/$name is $(of_pod "$name")"; done
 says 'pod is paused.*slipway resume' exec pod/one -- true

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use slipway_sandbox_api::{stop, v1};
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::containerd as cd;
 use crate::copies::Copy;
@@ -362,13 +362,28 @@ impl Task {
             Ok(Ok(_)) => return true,
             Ok(Err(status)) if is_lost(&status) => return false,
             Ok(Err(status)) if status.code() == Code::NotFound => return true,
-            Ok(Err(status)) => status.message().to_owned(),
-            Err(_) => format!("the daemon has not answered for {} s", patience.as_secs()),
+            Ok(Err(status)) => refusal(&status),
+            Err(_) => format!(
+                "the daemon has not answered for {} s: the guest does not answer, or the pod's \
+                 memory goes to a file",
+                patience.as_secs()
+            ),
         };
-        // A guest that ends no process cannot be asked to stop the others either.
-        crate::log::warn(&format!("{}: its pod is ended, since SIGKILL failed: {why}", self.id));
+        // A guest that ends no process cannot be asked to stop the others either. One whose memory
+        // is in a file, or goes there, cannot be asked at all, and kubelet never has it come back.
+        crate::log::warn(&format!("{}: its pod is ended: {why}", self.id));
         pod.stop(0);
         true
+    }
+}
+
+/// Returns why the daemon did not end a container of a pod. It sends no signal to one whose pod's
+/// memory is in a file, and says so with a code of its own.
+fn refusal(status: &Status) -> String {
+    let message = status.message();
+    match status.code() {
+        Code::FailedPrecondition => format!("no SIGKILL was sent: {message}"),
+        _ => format!("SIGKILL failed: {message}"),
     }
 }
 
@@ -376,4 +391,17 @@ impl Task {
 fn write_over(mut file: &File, content: &str) -> std::io::Result<()> {
     file.set_len(0)?;
     file.write_all(content.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_is_said_to_end_for_want_of_an_end_or_of_a_signal() {
+        let silent = refusal(&Status::internal("pod/one does not end"));
+        assert_eq!(silent, "SIGKILL failed: pod/one does not end");
+        let in_file = refusal(&Status::failed_precondition("its memory is in a file"));
+        assert_eq!(in_file, "no SIGKILL was sent: its memory is in a file");
+    }
 }

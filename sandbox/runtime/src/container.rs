@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use slipway_agent_protocol::v1::ProcessRef;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
 use crate::agent::process;
 use crate::copies::Copies;
@@ -35,6 +35,9 @@ pub struct Container {
     pub(crate) pausing: tokio::sync::RwLock<()>,
     /// The files for a container that is not created yet.
     copies: Mutex<Copies>,
+    /// The session of a container whose pod has come back from a file, until the container's task
+    /// goes on with it.
+    session: Mutex<Option<OwnedSemaphorePermit>>,
     /// The last record of a container that was removed from its pod, for calls that still have the
     /// container's handles.
     pub(crate) removed: OnceLock<Added>,
@@ -54,6 +57,7 @@ impl Container {
             state: watch::Sender::new(state),
             pausing: tokio::sync::RwLock::default(),
             copies: Mutex::default(),
+            session: Mutex::default(),
             removed: OnceLock::new(),
         })
     }
@@ -100,6 +104,16 @@ impl Container {
         let (sender, end) = input_queue();
         *lock(&self.renewed) = Some(sender);
         *lock(&self.input_end) = Some(end);
+    }
+
+    /// Keeps the session of a container whose pod has come back from a file, or drops it.
+    pub(crate) fn keep_session(&self, session: Option<OwnedSemaphorePermit>) {
+        *lock(&self.session) = session;
+    }
+
+    /// Takes the session of [`keep_session`](Self::keep_session). Returns `None` if there is none.
+    pub(crate) fn take_session(&self) -> Option<OwnedSemaphorePermit> {
+        lock(&self.session).take()
     }
 
     /// Sets the files that the container will have.

@@ -92,6 +92,15 @@ pub async fn describe(
     Ok(std::iter::once(first).chain(own).collect())
 }
 
+/// Returns the identifiers of the namespaces of [`describe`] in the first function.
+pub(crate) fn own_namespaces(record: &Record) -> std::ops::Range<u32> {
+    let has_image = record.shared_root.is_none();
+    let first = if has_image { IMAGE_NSID } else { VOLATILE_NSID };
+    let root = if record.pod { 0 } else { FIRST_VOLUME_NSID - first };
+    let volumes = of(record, Device::Namespace).map(|_| 1).sum::<u32>();
+    first..first + root + volumes
+}
+
 /// Describes the disk of a container's image. One that was not there in full when the container was
 /// made is read through the fetcher, also once it is.
 pub(crate) fn image_disk(config: &Config, settings: &Settings) -> plane_v1::Disk {

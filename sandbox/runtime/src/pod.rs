@@ -360,7 +360,10 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
 /// file.
 async fn rejoin(node: &Node, target: &Target) -> Result<Running> {
     let (vm, agent) = (target.sandbox.live_vm()?, target.sandbox.agent()?);
-    let session = agent.session(&target.sandbox.name)?;
+    let session = match target.container.take_session() {
+        Some(session) => session,
+        None => agent.session(&target.sandbox.name)?,
+    };
     let carrier =
         OutputCarrier::reattach(target, &agent, log_bytes(node, target), Some(session)).await?;
     pause::settle(node, target.clone());

@@ -14,7 +14,7 @@ use crate::node::Node;
 use crate::record::{Added, Disks, Record, Settings, Store, Volume};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
-use crate::{Error, Result, layers, volume};
+use crate::{Error, Result, function, layers, volume};
 
 /// The greatest identifier of a namespace (`slipway-nvme`).
 const MOST_NSID: u32 = 1024;
@@ -128,10 +128,17 @@ async fn reserve(node: &Node, target: &Target, volumes: usize) -> Result<Disks> 
 
 /// Returns the identifiers of the namespaces that a function has; disks that users attached are
 /// among them.
-async fn used(node: &Node, function: &str) -> Result<Vec<u32>> {
+pub(crate) async fn used(node: &Node, function: &str) -> Result<Vec<u32>> {
     let request = plane_v1::GetEndpointRequest { id: function.to_owned() };
     let found = node.plane.clone().get_endpoint(request).await.map_err(Error::plane)?;
     Ok(found.into_inner().namespaces.iter().map(|one| one.nsid).collect())
+}
+
+/// Returns the identifiers that the first function of a sandbox has by the record: of its root and
+/// its volumes, and of the disks of a pod.
+pub(crate) fn of_record(record: &Record) -> Vec<u32> {
+    let pods = all_taken(record, &[]);
+    function::own_namespaces(record).chain(pods).collect()
 }
 
 /// Describes the disk of the directories that the containers of a pod share. Its file is made

@@ -122,7 +122,7 @@ impl Node {
         let left = sandbox.added();
         let record = sandbox.record();
         if record.saving.in_file {
-            return self.enter_in_file(sandbox, left).await;
+            return self.take_over_in_file(sandbox, left).await;
         }
         note(&sandbox, to_file::clear(&sandbox).await);
         let started = !matches!(record.state, SandboxState::Created | SandboxState::Starting);
@@ -144,14 +144,38 @@ impl Node {
         if record.state.is_live() || record.vmm_uid.is_some() {
             self.release_lost(&sandbox, &reason).await;
         }
+        self.enter_ended(sandbox).await;
+    }
+
+    /// Takes over a sandbox whose memory is in a file by its record, with the containers that an
+    /// earlier daemon `left` in it. If that daemon was ending the sandbox, it ends. If it has no
+    /// file, it is lost.
+    async fn take_over_in_file(self: Arc<Self>, sandbox: Arc<Sandbox>, left: Vec<Arc<Container>>) {
+        if sandbox.state() == SandboxState::Stopping {
+            let known = sandbox.look(|record| record.run.exit_status);
+            // Without an exit status it counts as killed.
+            sandbox.kill();
+            life::end_life(&self, &sandbox, known.ok_or(Error::Stopped)).await;
+            sandbox.close_outputs();
+        } else if to_file::has_file(&sandbox).await {
+            return self.enter_in_file(sandbox, left).await;
+        } else {
+            self.release_lost(&sandbox, "the file of its memory is gone").await;
+        }
+        note(&sandbox, to_file::clear(&sandbox).await);
+        self.enter_ended(sandbox).await;
+    }
+
+    /// Lists a sandbox that has ended, if it is not to be removed.
+    async fn enter_ended(self: Arc<Self>, sandbox: Arc<Sandbox>) {
+        let (remove, ended) = sandbox.look(|record| (record.remove, record.vmm_uid.is_none()));
         // Without a keeper, the sandbox of a `run --rm` goes now. If a process of its is left, or
         // its files cannot be removed, it is listed, so that a user can remove it later.
-        let ended = sandbox.look(|record| record.vmm_uid.is_none());
-        if record.remove && !self.keeps && ended && note(&sandbox, remove_files(&sandbox).await) {
+        if remove && !self.keeps && ended && note(&sandbox, remove_files(&sandbox).await) {
             return;
         }
         self.put_back(Arc::clone(&sandbox));
-        if record.remove && self.keeps {
+        if remove && self.keeps {
             tokio::spawn(life::remove_later(self, sandbox));
         }
     }
@@ -266,6 +290,7 @@ fn lose(record: &mut Record, reason: &str) {
         return;
     }
     life::finish_added(record, reason);
+    record.saving.in_file = false;
     if record.run.exit_status.is_some() {
         record.state = SandboxState::Exited;
         return;
@@ -335,5 +360,13 @@ mod tests {
         assert_eq!(lost(SandboxState::Running, Some(3)), exited);
         let failed = (SandboxState::Failed, Some(125), String::new());
         assert_eq!(lost(SandboxState::Failed, Some(125)), failed);
+    }
+
+    #[test]
+    fn a_lost_sandbox_is_in_no_file() {
+        let mut record = record_of(SandboxState::Running);
+        (record.run.paused, record.saving.in_file) = (true, true);
+        lose(&mut record, "why");
+        assert_eq!((record.state, record.saving.in_file), (SandboxState::Lost, false));
     }
 }

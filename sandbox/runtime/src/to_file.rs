@@ -13,6 +13,13 @@
 //! that was started for it. The kernel in that VMM may have written cached pages back to volumes;
 //! the save has these pages, too, and the next guest writes them once more.
 //!
+//! A VMM that the host's kernel does not let end keeps nobody waiting: `pause` fails after a while
+//! ([`rest`]), and the sandbox is in its file, from which it comes back once the VMM has ended.
+//!
+//! A sandbox that is asked to end in its file is `Stopping` on disk before the file is removed. A
+//! daemon that finds such a record ends the sandbox, and one that finds no file ([`has_file`])
+//! marks it as lost (`recover`).
+//!
 //! If the container or the VMM ends before `in_file` is set, the sandbox ends ([`note_in_file`],
 //! [`ends`]) and cannot come back: its addresses may have been given to another sandbox.
 //!
@@ -21,6 +28,7 @@
 
 mod checks;
 mod moments;
+mod resting;
 
 use std::fs;
 use std::io::ErrorKind;
@@ -30,7 +38,8 @@ use std::time::Instant;
 use slipway_hypervisor::Vm;
 use slipway_telemetry::{Timeline, monotonic_ns};
 
-use self::checks::{check, check_settled, identify, settles};
+use self::checks::{check, check_disks, check_settled, identify, settles};
+use self::resting::{VMM_LEFT, can_come_back, rest, returned};
 use crate::agent::Agent;
 use crate::carrier::OutputCarrier;
 use crate::configure::configure;
@@ -47,52 +56,36 @@ use crate::snapshot::{
 use crate::stages::Stages;
 use crate::start::{Booted, boot_guest};
 use crate::target::Target;
-use crate::templates::{Choice, Templates, UNFINISHED, Unfinished, apart};
+use crate::templates::{Choice, Templates, Unfinished, apart};
 use crate::v1::ResumeReply;
 use crate::{Error, Result};
+
+pub(crate) use self::resting::{clear, has_file};
 
 /// The name of the save's directory within the sandbox's own directory.
 const NAME: &str = "paused";
 
 /// Pauses the container of a sandbox, or all containers of a pod, writes the sandbox's memory to a
 /// file, and ends its VMM. Returns when everything that the VMM had on the host is released. After
-/// an error the sandbox runs on.
+/// an error the sandbox runs on, unless the error says that it is in the file.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the sandbox cannot come back from a file, with the reason;
 /// [`Error::WrongState`] if its container does not run, or is paused, or one of a pod starts or
-/// ends; the error of the step that failed.
+/// ends; the errors of [`rest`]; the error of the step that failed.
 pub(crate) async fn pause(node: &Node, target: &Target) -> Result<()> {
     let sandbox = &target.sandbox;
     check(target)?;
     // Before anything is written: a file that was replaced is named at once.
     identify(sandbox).await?;
     settles(sandbox).await;
+    check_disks(node, sandbox).await?;
     save_and_end_vmm(node, target).await
 }
 
 /// Returns the store of a sandbox's save, in the sandbox's own directory.
 fn place(node: &Node, sandbox: &Sandbox) -> Templates {
     Templates::of_sandbox(sandbox.store.dir().to_owned(), node.plane.clone(), &sandbox.id)
-}
-
-/// Removes the files of a save, complete or not, that the sandbox no longer needs.
-///
-/// # Errors
-/// [`Error::File`].
-pub(crate) async fn clear(sandbox: &Sandbox) -> Result<()> {
-    let dir = sandbox.store.dir().to_owned();
-    apart(move || {
-        for name in [NAME.to_owned(), format!("{NAME}{UNFINISHED}")] {
-            let path = dir.join(name);
-            match fs::remove_dir_all(&path) {
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                removed => removed.map_err(Error::file("cannot remove", path))?,
-            }
-        }
-        Ok(())
-    })
-    .await
 }
 
 /// Writes the save of a sandbox, and ends its VMM.
@@ -120,6 +113,7 @@ async fn save_and_end_vmm(node: &Node, target: &Target) -> Result<()> {
         // A container may have come since.
         check(target)?;
         sandbox.look(check_settled)?;
+        check_disks(node, sandbox).await?;
         Ok::<_, Error>((identify(sandbox).await?, sandbox.agent()?))
     };
     let ((before, agent), unfinished) = or_discard(unfinished, ready.await).await?;
@@ -131,16 +125,13 @@ async fn save_and_end_vmm(node: &Node, target: &Target) -> Result<()> {
         return Err(error);
     }
     // The file is the sandbox now. The task that runs the sandbox releases the VMM's resources.
-    if !end(&*vm).await {
-        tracing::warn!(sandbox = sandbox.name, "its VMM does not end");
+    let has_ended = end(&*vm).await;
+    let rested = rest(sandbox, has_ended).await;
+    if matches!(rested, Err(Error::Stopped)) {
+        // Files that cannot be removed now are removed with the sandbox.
+        let _ = clear(sandbox).await;
     }
-    tokio::select! {
-        () = sandbox.comes_to_rest() => return Ok(()),
-        _ = sandbox.wait_state(|state| !state.is_live()) => {}
-    }
-    // The sandbox has ended. Files that cannot be removed now are removed with the sandbox.
-    let _ = clear(sandbox).await;
-    Err(Error::Stopped)
+    rested
 }
 
 /// Returns the outcome of a step of a save with the save's files, which are removed after an error.
@@ -253,18 +244,6 @@ pub(crate) async fn wait_in_file(node: &Node, sandbox: &Arc<Sandbox>) -> Result<
     wait(node, sandbox, running).await
 }
 
-/// Waits until a sandbox has come back from its file. Removes its files if it ends instead.
-async fn returned(sandbox: &Sandbox) -> Result<Running> {
-    let returned = sandbox.returned().await;
-    let returned = returned.map(|(vm, agent, carry)| Running::new(vm, agent, carry));
-    if returned.is_err()
-        && let Err(error) = clear(sandbox).await
-    {
-        tracing::warn!(sandbox = sandbox.name, %error, "the file of its memory is left");
-    }
-    returned
-}
-
 /// Ends the VMM of a sandbox whose memory is in a file, and releases the VMM's resources on the
 /// host. The VMM may be the one that was saved, or one that was started to have the sandbox come
 /// back. The sandbox keeps its addresses, volumes and published ports, and *rests*: its record says
@@ -288,13 +267,14 @@ pub(crate) async fn put_down(node: &Node, sandbox: &Sandbox) {
 /// the steps took. Returns zeros at once if the sandbox has come back already.
 ///
 /// # Errors
-/// [`Error::Invalid`] if its files are not as they were written; the error of the step that failed.
+/// [`Error::Invalid`] if its files are not as they were written; [`Error::WrongState`] if the VMM
+/// that was saved has not ended, or the sandbox is asked to end; the error of the step that failed.
 /// The sandbox stays paused if its guest had not answered yet; otherwise it ends.
 pub(crate) async fn come_back(node: &Node, sandbox: &Arc<Sandbox>) -> Result<ResumeReply> {
     let since = monotonic_ns();
     let _size = sandbox.wait_to_change_size().await;
     let turn = sandbox.own.pausing.write().await;
-    if !sandbox.rests() {
+    if !can_come_back(sandbox)? {
         return Ok(ResumeReply::default());
     }
     let place = place(node, sandbox);
@@ -343,7 +323,7 @@ async fn begin_again(node: &Node, sandbox: &Arc<Sandbox>, place: &Templates) -> 
         put_down(node, sandbox).await;
     }
     if sandbox.look(|record| record.vmm_uid.is_some()) {
-        return Err(sandbox.wrong_state("a process of its VMM has not ended yet; try again later"));
+        return Err(sandbox.wrong_state(VMM_LEFT));
     }
     take_files(sandbox, place).await?;
     moments::copy_ahead(node, sandbox, place).await?;
@@ -408,6 +388,7 @@ async fn go_on(node: &Node, sandbox: &Arc<Sandbox>, vm: Arc<dyn Vm>, agent: Agen
     };
     let carrier = Stages::of(sandbox).run("container", or_end(&*vm, gone_on)).await?;
     let carry = carrier.map(|carrier| carrier.carry(&own, &agent));
+    sandbox.take_sessions(&agent);
     sandbox.set_agent(Some(agent.clone()));
     sandbox.update(|record| record.run.paused = false).await?;
     Ok((vm, agent, carry))
@@ -447,30 +428,5 @@ mod tests {
         );
         let mut exited = Record { state: SandboxState::Exited, ..record() };
         assert!(!note_in_file(&mut exited, origin()) && !exited.saving.in_file);
-    }
-
-    #[tokio::test]
-    async fn a_sandbox_in_a_file_is_paused_and_has_no_agent_until_it_comes_back() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut record = record();
-        (record.run.paused, record.saving.in_file) = (true, true);
-        let store = crate::record::Store::new(dir.path(), &record.id);
-        store.create().unwrap();
-        let lane = crate::files::Files::start().unwrap().lane();
-        let sandbox = Sandbox::new(record, store, lane);
-        let refused = sandbox.agent().err().unwrap().to_string();
-        assert!(refused.contains("paused") && refused.contains("slipway resume"), "{refused}");
-        fs::create_dir(sandbox.store.dir().join(NAME)).unwrap();
-        fs::create_dir(sandbox.store.dir().join(format!("{NAME}{UNFINISHED}"))).unwrap();
-        sandbox.come_to_rest();
-        sandbox.comes_to_rest().await;
-        assert!(sandbox.rests());
-        sandbox.give_back(Err(Error::Closed));
-        assert!(!sandbox.rests());
-        assert!(matches!(returned(&sandbox).await, Err(Error::Closed)));
-        assert_eq!(fs::read_dir(sandbox.store.dir()).unwrap().count(), 0, "its files are removed");
-        sandbox.come_to_rest();
-        sandbox.kill();
-        assert!(matches!(returned(&sandbox).await, Err(Error::Stopped)));
     }
 }

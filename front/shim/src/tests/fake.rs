@@ -38,6 +38,8 @@ pub struct Fake {
     pub removes_snapshots: AtomicBool,
     /// Set if it copies no snapshot into a directory.
     pub lacks_room: AtomicBool,
+    /// Set while no container of a pod ends alone: the memory of each pod is in a file.
+    pub in_file: AtomicBool,
     /// Set if what ends does so for want of memory.
     pub out_of_memory: Arc<AtomicBool>,
     /// The processes of every container; `None` if it is a daemon that lists none.
@@ -190,6 +192,9 @@ impl v1::sandboxes_server::Sandboxes for Fake {
     async fn stop(&self, request: Request<v1::StopRequest>) -> Reply<v1::Exit> {
         let v1::StopRequest { name, timeout_s } = request.into_inner();
         self.note(format!("stop {name} {timeout_s}"));
+        if name.contains('/') && self.in_file.load(Ordering::Relaxed) {
+            return Err(Status::failed_precondition("its memory is in a file"));
+        }
         self.end(&name, 0, 143);
         self.ended(&name).await.map(Response::new)
     }

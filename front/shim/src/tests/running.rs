@@ -67,3 +67,15 @@ async fn a_pod_has_a_socket_function_by_its_annotation() {
     let engine = shim.dir.path().join("socket.sock").to_string_lossy().into_owned();
     assert_eq!(shim.daemon.runs()[0].socket_engine, engine);
 }
+
+#[tokio::test]
+async fn a_container_that_ends_while_its_pod_is_in_a_file_takes_the_pod_with_it() {
+    let shim = Shim::new();
+    let pod = shim.pod().await;
+    shim.member(&pod, "one").await;
+    shim.daemon.in_file.store(true, std::sync::atomic::Ordering::Relaxed);
+    shim.service.tasks.find("one").unwrap().stop(0);
+    assert_eq!((shim.status("one").await, shim.status("pod").await), (143, 0));
+    let name = &pod.name;
+    assert_eq!(shim.daemon.calls(), [format!("stop {name}/one 0"), format!("stop {name} 0")]);
+}

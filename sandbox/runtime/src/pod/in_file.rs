@@ -110,6 +110,8 @@ pub(super) async fn begin_start(target: &Target) -> Result<()> {
 /// the guest there may have the container.
 pub(super) async fn begin_release(target: &Target) {
     let _turn = turn_to_release(target).await;
+    // A session that was kept for its task, which does not go on, is another's to take.
+    target.container.keep_session(None);
     change(target, |added| added.state = SandboxState::Stopping).await;
 }
 
@@ -157,6 +159,7 @@ pub(crate) fn settle_returned(node: &Node, sandbox: &Arc<Sandbox>) {
 mod tests {
     use std::time::Duration;
 
+    use tokio::sync::Semaphore;
     use tokio::time::timeout;
 
     use super::*;
@@ -227,6 +230,24 @@ mod tests {
         });
         ended.await.unwrap();
         assert!(next.await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_container_that_goes_on_has_a_session_before_clients_commands() {
+        let dir = tempfile::tempdir().unwrap();
+        let sandbox = pod(false, dir.path());
+        let (running, created) = (target(&sandbox, "a"), target(&sandbox, "b"));
+        let sessions = Arc::new(Semaphore::new(2));
+        let session = || Arc::clone(&sessions).try_acquire_owned().map_err(|_| Error::Closed);
+        sandbox.keep_sessions(session);
+        assert_eq!(sessions.available_permits(), 1);
+        assert!(created.container.take_session().is_none(), "it does not run");
+        drop(running.container.take_session().unwrap());
+        sandbox.keep_sessions(session);
+        sandbox.keep_sessions(session);
+        assert_eq!(sessions.available_permits(), 1, "one for each return at a time");
+        begin_release(&running).await;
+        assert_eq!(sessions.available_permits(), 2, "its task does not go on");
     }
 
     #[tokio::test]

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use slipway_hypervisor::Vm;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 
 use super::Sandbox;
 use crate::agent::Agent;
 use crate::lock::lock;
+use crate::record::SandboxState;
 use crate::{Error, Result};
 
 /// The advice for a sandbox whose memory is in a file.
@@ -53,6 +55,23 @@ impl Sandbox {
     pub(crate) async fn comes_to_rest(&self) {
         // The sender is in `self`.
         let _ = self.rests.subscribe().wait_for(|rests| *rests).await;
+    }
+
+    /// Takes a session with the guest of a pod that has come back from a file for each container
+    /// that runs. The caller has told nobody of the guest yet: commands of clients could have all
+    /// sessions before the containers' tasks go on (`pod::rejoin`), and a container without one
+    /// ends.
+    pub(crate) fn take_sessions(&self, agent: &Agent) {
+        self.keep_sessions(|| agent.session(&self.name));
+    }
+
+    /// Gives each container that runs a `session`, to be kept for its task. One that gets none
+    /// tries again when its task goes on.
+    pub(crate) fn keep_sessions(&self, mut session: impl FnMut() -> Result<OwnedSemaphorePermit>) {
+        for container in self.added() {
+            let runs = container.state() == SandboxState::Running;
+            container.keep_session(if runs { session().ok() } else { None });
+        }
     }
 
     /// Hands over the outcome of coming back from the file.

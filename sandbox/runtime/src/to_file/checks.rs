@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
+use crate::node::Node;
 use crate::pause::check_runs;
 use crate::record::{Process, Record, SandboxState, Volume};
 use crate::sandbox::Sandbox;
 use crate::snapshot::{cannot_save_machine, host_files};
 use crate::target::Target;
-use crate::{Error, Result};
+use crate::{Error, Result, pod_disks};
 
 /// The longest wait for containers of a pod that start or are being released.
 const SETTLES: Duration = Duration::from_secs(60);
@@ -56,6 +57,28 @@ fn cannot_be_in_file(record: &Record) -> Option<&'static str> {
     ];
     let reason = reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why);
     cannot_save_machine(record).or(reason)
+}
+
+/// Checks that the function of a sandbox has no disk that a user attached to it: the sandbox would
+/// come back without that. A container that starts or ends meanwhile has its disks by the record
+/// before or after.
+///
+/// # Errors
+/// [`Error::Invalid`], which names the disk; [`Error::Plane`].
+pub(super) async fn check_disks(node: &Node, sandbox: &Sandbox) -> Result<()> {
+    let before = sandbox.look(pod_disks::of_record);
+    let used = pod_disks::used(node, &sandbox.id).await?;
+    let own = [before, sandbox.look(pod_disks::of_record)].concat();
+    check_own(&sandbox.name, &used, &own)
+}
+
+/// Checks that all namespaces in `used` are the `own` ones of sandbox `name`.
+fn check_own(name: &str, used: &[u32], own: &[u32]) -> Result<()> {
+    let Some(nsid) = used.iter().find(|nsid| !own.contains(nsid)) else { return Ok(()) };
+    Err(Error::Invalid(format!(
+        "the memory of {name} cannot be in a file: it would come back without the disk that was \
+         attached to it as namespace {nsid}; `slipway endpoint detach {name} {nsid}` takes it away"
+    )))
 }
 
 /// Returns whether a container in this state neither starts nor is being released.
@@ -112,7 +135,7 @@ mod tests {
     use super::super::tests::record;
     use super::*;
     use crate::adopt::tests::added_of;
-    use crate::record::{Added, BoundMemory, Given, GivenSockets, Share};
+    use crate::record::{Added, BoundMemory, Disks, Given, GivenSockets, Share};
     use crate::snapshot::begin::tests::snapshot;
 
     #[test]
@@ -164,6 +187,26 @@ mod tests {
         assert!(cannot_be_in_file(&has).unwrap().contains("sockets"));
         let binds = Record { bound: BoundMemory::of_regions(128 << 20), ..pod(added()) };
         assert!(cannot_be_in_file(&binds).unwrap().contains("--bind-memory"));
+    }
+
+    #[test]
+    fn a_disk_that_a_user_attached_is_named() {
+        let [volume, _] = <[Volume; 2]>::try_from(snapshot().volumes).unwrap();
+        let alone = Record { volumes: vec![volume], ..record() };
+        let own = pod_disks::of_record(&alone);
+        assert_eq!(own, [1, 2, 3], "the image, the volatile layer and the volume");
+        check_own("one", &own, &own).unwrap();
+        let refused = check_own("one", &[1, 2, 3, 4], &own).unwrap_err().to_string();
+        assert!(refused.contains("`slipway endpoint detach one 4`"), "{refused}");
+        assert!(!refused.contains('\n'), "{refused}");
+        let mut added = added_of("a", SandboxState::Running);
+        added.disks = Some(Disks { image: 7, volatile: 9, volumes: vec![8] });
+        let mut pod = Record { pod: true, added: vec![added], ..record() };
+        pod.empty_dirs.disk = Some(2);
+        let mut own = pod_disks::of_record(&pod);
+        own.sort_unstable();
+        assert_eq!(own, [2, 7, 8, 9]);
+        assert!(check_own("one", &[2, 7, 1], &own).is_err());
     }
 
     #[test]

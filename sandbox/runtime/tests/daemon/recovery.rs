@@ -104,6 +104,35 @@ async fn an_ended_sandbox_gives_its_user_id_back_once_its_processes_are_gone() {
     assert_eq!((&saved["state"], &saved["vmm_uid"]), (&json!("failed"), &Value::Null));
 }
 
+#[tokio::test]
+async fn a_sandbox_in_a_file_that_was_ending_ends_and_one_without_its_file_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let [stays, ends, lost] = ["aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"];
+    for (id, state) in [(stays, "running"), (ends, "stopping"), (lost, "running")] {
+        let mut record: Value = serde_json::from_str(&record(id, state)).unwrap();
+        (record["in_file"], record["paused"]) = (json!(true), json!(true));
+        leave(dir.path(), id, &record.to_string());
+    }
+    let file = |dir: &Path, id: &str| sandbox_dir(dir, id).join("paused");
+    for id in [stays, ends] {
+        std::fs::create_dir(file(dir.path(), id)).unwrap();
+    }
+    let daemon = take_over(dir).await;
+    let paused = daemon.state(stays).await;
+    assert_eq!((paused.state.as_str(), paused.in_file), ("paused", true));
+    assert!(file(daemon.dir.path(), stays).exists());
+    let killed = daemon.state(ends).await;
+    let (state, reason) = (killed.state.as_str(), killed.reason.as_str());
+    assert_eq!((state, reason, killed.in_file), ("exited", "killed", false));
+    assert!(!file(daemon.dir.path(), ends).exists());
+    let gone = daemon.state(lost).await;
+    assert_eq!((gone.state.as_str(), gone.in_file), ("lost", false));
+    assert!(gone.reason.contains("file of its memory is gone"), "{}", gone.reason);
+    for id in [ends, lost] {
+        assert_eq!(saved(&daemon, id)["in_file"], json!(false), "{id}");
+    }
+}
+
 /// The VMMs answer after the time for which the daemon serves nobody, 20 s.
 #[tokio::test]
 async fn sandboxes_whose_vmms_answer_late_are_not_lost() {
