@@ -51,6 +51,7 @@ impl Links {
         all
     }
 
+    /// Returns this engine's first message for `tenant`, or `None` if a name is too long for it.
     fn hello(&self, tenant: &str) -> Option<Hello> {
         let cipher = match self.settings.cipher {
             Cipher::Aes128Gcm => link::Cipher::Aes128Gcm,
@@ -60,6 +61,11 @@ impl Links {
         Some(Hello { status: 0, window: self.settings.window, cipher, engine, tenant })
     }
 
+    /// Begins a connection to `engine` for the streams of `tenant`. Returns its key.
+    ///
+    /// # Errors
+    /// The errno for connect(2) of the program that asks: the last attempt's, during the pause
+    /// after a failure; `ENOBUFS` if too many connections are closing; those of [`errno`].
     pub(super) fn connect(
         &mut self,
         engine: usize,
@@ -86,7 +92,8 @@ impl Links {
         }
     }
 
-    /// Makes a socket that is, or is about to be, connected to `engine` the way there for `tenant`.
+    /// Begins the handshake of a new connection for the streams of `tenant` to `engine`, on a
+    /// socket that is connected to it or being connected. Returns the connection's key.
     fn adopt(
         &mut self,
         engine: usize,
@@ -127,6 +134,7 @@ impl Links {
         self.accept_from(socket, None, now)
     }
 
+    /// Begins the handshake of a connection that another engine began, `from` that network.
     fn accept_from(
         &mut self,
         socket: OwnedFd,
@@ -141,6 +149,7 @@ impl Links {
         self.add(connection).map(drop)
     }
 
+    /// Has epoll(7) watch a new connection, and adds it. Returns its key.
     fn add(&mut self, mut connection: Connection) -> std::io::Result<u32> {
         let key = self.next;
         self.next = key.checked_add(1).ok_or(Errno::NOBUFS)?;
