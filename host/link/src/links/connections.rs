@@ -51,7 +51,7 @@ impl Links {
         all
     }
 
-    /// Returns this engine's first message for `tenant`, or `None` if a name is too long for it.
+    /// Returns this engine's first message for `tenant`, or `None` if a name cannot be sent.
     fn hello(&self, tenant: &str) -> Option<Hello> {
         let cipher = match self.settings.cipher {
             Cipher::Aes128Gcm => link::Cipher::Aes128Gcm,
@@ -134,7 +134,8 @@ impl Links {
         self.accept_from(socket, None, now)
     }
 
-    /// Begins the handshake of a connection that another engine began, `from` that network.
+    /// Begins the handshake on `socket`, with which another engine connected. `from` is the network
+    /// of its address, `None` in tests and for addresses without one.
     fn accept_from(
         &mut self,
         socket: OwnedFd,
@@ -194,6 +195,7 @@ impl Links {
         some
     }
 
+    /// Has epoll(7) watch the listener for `flags`; none while accepting pauses.
     pub(super) fn listen_for(&self, flags: epoll::EventFlags) {
         if let Some(listener) = &self.listener {
             let data = epoll::EventData::new_u64(LISTENER);
@@ -286,6 +288,8 @@ impl Links {
         }
     }
 
+    /// Notes that a connection ended before its handshake did: the next attempt to reach its engine
+    /// waits.
     fn failed(&mut self, engine: Option<usize>, broken: &Broken, now: Instant) {
         if let Some(backoff) = engine.and_then(|engine| self.backoffs.get_mut(engine)) {
             backoff.failed(now, broken.errno());
@@ -293,6 +297,7 @@ impl Links {
         self.log(engine, broken, now);
     }
 
+    /// Logs the end of a connection with `engine`; `None` stands for one that was not identified.
     fn log(&mut self, engine: Option<usize>, broken: &Broken, now: Instant) {
         let peer = engine.and_then(|engine| self.settings.engine.get(engine));
         let name = peer.map_or("one that connects", |peer| peer.name.as_str());

@@ -86,6 +86,7 @@ async fn take_turn(
     give_back_spare(&target.sandbox, place).await
 }
 
+/// Fails unless the container runs.
 fn check_runs(target: &Target) -> Result<()> {
     match target.container.state() {
         SandboxState::Running => Ok(()),
