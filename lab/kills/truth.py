@@ -1,4 +1,8 @@
-"""What is compared at a quiet point: the states that are told with each other and with the processes, and what is left."""
+"""Checks between kills: do crictl, ctr and slipway report the same states, do the processes exist, and what was left?
+
+`churn.py` calls `lies` while no call is under way. It calls `there` and `kept` before the first kill, and again each
+time that all pods were removed.
+"""
 
 import json
 import os
@@ -10,71 +14,115 @@ import machine
 
 
 def tasks():
-    """State and process id of each of ctr's tasks, by their ids."""
+    """Returns ctr's tasks, by their ids: (state, process id)."""
     rows = (line.split() for line in machine.ctr("task", "ls").splitlines()[1:])
     return {row[0]: (row[2], int(row[1])) for row in rows if len(row) == 3}
 
 
 def lies():
-    """What is told and not true, one thing a line; and the number of containers and pods that were looked at."""
-    pods = {pod["id"]: pod for pod in machine.crictl_json("pods")["items"]}
-    containers = {one["id"]: one for one in machine.crictl_json("ps", "--all")["containers"]}
-    states, shims, vmms = machine.sandboxes(), machine.shims(), machine.vmms()
-    owners = {record["name"]: machine.owner(record) for _, record in machine.records()}
-    running = {one["name"] for box in states.values() for one in box.get("containers", []) if one["state"] == "running"}
-    found = []
-    for pod in (pod for pod in pods.values() if pod["state"] == "SANDBOX_READY"):
-        for what, has in (("VMM", vmms), ("shim", shims)):
+    """Compares the states that crictl, ctr and slipway report, and the processes of the node.
+
+    Returns the contradictions, one line each, and the number of containers and pods that were compared.
+    """
+    seen = Seen()
+    found = [lie for check in CHECKS for lie in check(seen)]
+    return found, len(seen.pods) + len(seen.containers)
+
+
+class Seen:
+    """The reports of one moment, fetched one after the other while nothing changes."""
+
+    def __init__(self):
+        # crictl's pods and containers, by their ids.
+        self.pods = {pod["id"]: pod for pod in machine.crictl_json("pods")["items"]}
+        self.containers = {one["id"]: one for one in machine.crictl_json("ps", "--all")["containers"]}
+        # slipway's sandboxes by their names, and the names of containers of pods that run for it: containerd's ids.
+        self.boxes = machine.sandboxes()
+        listed = [one for box in self.boxes.values() for one in box.get("containers", [])]
+        self.running = {one["name"] for one in listed if one["state"] == "running"}
+        # Processes by the ids of their pods, and the pods' ids by the names of their sandboxes.
+        self.shims, self.vmms = machine.shims(), machine.vmms()
+        self.owners = {record["name"]: machine.owner(record) for _, record in machine.records()}
+
+
+def pods_without_processes(seen):
+    """A pod that is ready for crictl has a VMM and a shim."""
+    for pod in (pod for pod in seen.pods.values() if pod["state"] == "SANDBOX_READY"):
+        for what, has in (("VMM", seen.vmms), ("shim", seen.shims)):
             if pod["id"] not in has:
-                found.append(f"pod {pod['metadata']['name']} is ready and has no {what}")
-    for one in containers.values():
-        told = one["state"] == "CONTAINER_RUNNING"
-        if told != (one["id"] in running):
+                yield f"pod {pod['metadata']['name']} is ready and has no {what}"
+
+
+def containers_in_two_states(seen):
+    """A container runs for crictl if and only if it runs for slipway."""
+    for one in seen.containers.values():
+        runs = one["id"] in seen.running
+        if (one["state"] == "CONTAINER_RUNNING") != runs:
             name = f"{one['labels'].get('churn', '')}{one['podSandboxId'][:12]}/{one['metadata']['name']}"
-            found.append(f"container {name} is {one['state']} for crictl and {'running' if one['id'] in running else 'not'}"
-                         " for slipway")
-    for name in running - set(containers):
-        found.append(f"container {name[:13]} runs and crictl has none")
-    for name, box in states.items():
-        owner = owners.get(name)
-        if box.get("pod") and owner not in pods:
-            found.append(f"sandbox {name} ({box['state']}) is of no pod of crictl's")
+            yield f"container {name} is {one['state']} for crictl and {'running' if runs else 'not'} for slipway"
+
+
+def containers_unknown_to_crictl(seen):
+    """A container that runs for slipway is one of crictl's."""
+    for name in seen.running - set(seen.containers):
+        yield f"container {name[:13]} runs and crictl has none"
+
+
+def sandboxes_without_pod_or_vmm(seen):
+    """A pod of slipway's is one of crictl's, and a sandbox that runs has a VMM."""
+    for name, box in seen.boxes.items():
+        if box.get("pod") and seen.owners.get(name) not in seen.pods:
+            yield f"sandbox {name} ({box['state']}) is of no pod of crictl's"
         if box["state"] == "running" and not machine.alive(box["vmm_pid"]):
-            found.append(f"sandbox {name} runs and has no VMM")
-    for id in (set(shims) | set(machine.holders())) - set(pods):
-        found.append(f"a shim of {id[:13]} serves and crictl has no such pod")
+            yield f"sandbox {name} runs and has no VMM"
+
+
+def shims_without_pod(seen):
+    """A shim, or a holder that would start one again, is of a pod of crictl's."""
+    for id in (set(seen.shims) | set(machine.holders())) - set(seen.pods):
+        yield f"a shim of {id[:13]} serves and crictl has no such pod"
+
+
+def tasks_without_process(_seen):
+    """A task that runs for ctr has a process."""
     for id, (state, pid) in tasks().items():
         if state == "RUNNING" and not machine.alive(pid):
-            found.append(f"task {id[:13]} runs for ctr and its process {pid} is gone")
-    return found, len(pods) + len(containers)
+            yield f"task {id[:13]} runs for ctr and its process {pid} is gone"
 
 
-# Files that stay, or change at each start of the daemon.
+CHECKS = (pods_without_processes, containers_in_two_states, containers_unknown_to_crictl, sandboxes_without_pod_or_vmm,
+          shims_without_pod, tasks_without_process)
+
+
+# Files that may stay after the last pod: the daemon's log and lock, and caches.
 STAY = re.compile(r"/(daemon\.log|daemon\.lock|cache/.*)$")
 
 
 def files(root):
+    """Returns the paths of everything below a directory, except those of STAY."""
     return {str(path) for path in pathlib.Path(root).rglob("*") if not STAY.search(str(path))}
 
 
 def lines(*argv):
+    """Returns the lines that a command prints, as a set."""
     return set(machine.run(*argv, timeout=60).splitlines())
 
 
 def programs():
-    """Command lines of processes that are neither this program's nor its children's, by their ids."""
+    """Returns a line for each process, as a set, except this one, its children, process 1 and the keeper."""
     own = os.getpid()
     found = set()
     for pid, argv in machine.processes():
         parent = re.search(r"^PPid:\s*(\d+)", machine.read(f"/proc/{pid}/status"), re.M)
         name = os.path.basename(argv[0])
-        # The daemon starts a keeper where the last one has ended, which held nothing.
+        # A keeper that holds nothing ends, and the daemon starts another one: it is no trace of a pod.
         if pid != own and not (parent and int(parent[1]) == own) and pid != 1 and argv[1:2] != ["keeper"]:
             found.add(f"process {name} {' '.join(argv[1:])[:120]}")
     return found
 
 
 def descriptors(pid):
+    """Returns the number of open descriptors of a process, 0 if it is gone."""
     try:
         return len(os.listdir(f"/proc/{pid}/fd"))
     except OSError:
@@ -82,8 +130,12 @@ def descriptors(pid):
 
 
 def there():
-    """All that pods and sandboxes leave traces in, as lines. Compared before the first kill and after the last pod."""
+    """Returns everything on the node that a pod or a sandbox could leave behind, as a set of lines "KIND NAME".
+
+    Anything that is there when all pods were removed, and was not there before the first kill, is a leak.
+    """
     found = set()
+    # Lines that begin with /tmp/ are paths of the data directory, whose files are listed below.
     found |= set(filter(lambda line: not line.startswith("/tmp/"), bash("leftovers")))
     found |= {f"file {path}" for path in files(machine.RUN_DIR) | files(machine.DATA_DIR)}
     found |= {f"file {path}" for path in files("/run/containerd/s") | files("/run/netns") | files("/var/lib/cni")
@@ -94,7 +146,7 @@ def there():
             found |= {f"bundle {path}" for path in files(plugin)}
     root = machine.WORK / "root" / "io.containerd.grpc.v1.cri"
     found |= {f"file {path}" for path in files(root)}
-    # The daemon's pool of groups makes and removes its own.
+    # The daemon's pool makes and removes groups of its own at any time.
     groups = [path for path, _, _ in os.walk("/sys/fs/cgroup") if "/slipway/pool-" not in path]
     found |= {f"group {path}" for path in groups}
     found |= {f"mount {line}" for line in machine.read("/proc/self/mounts").splitlines()}
@@ -115,7 +167,10 @@ def there():
 
 
 def bash(function):
-    """Lines that a function of tests/e2e/lib.sh prints. The node exports it with those that it calls."""
+    """Returns the list of lines that a function of tests/e2e/lib.sh prints.
+
+    The script `node` beside this file exports the function, and those that it calls. Fails if one is not exported.
+    """
     done = subprocess.run(["bash", "-c", function], capture_output=True, text=True, timeout=60, check=False)
     if "command not found" in done.stderr:
         raise machine.Failed(done.stderr.strip())
@@ -123,9 +178,10 @@ def bash(function):
 
 
 def kept():
-    """Open descriptors of the keeper."""
+    """Returns the number of open descriptors of the keeper. It grows if the daemon leaves something there for ever."""
     return sum(descriptors(pid) for pid, argv in machine.processes() if argv[1:2] == ["keeper"])
 
 
-# What containerd itself leaves when it dies while it makes a pod: it has written nothing of the pod yet.
+# Lines of `there` that containerd causes if it is killed while it makes a pod. It had not written anything of the pod,
+# so it does not know of the pod when it starts again.
 CONTAINERDS = re.compile(r"^(file /run/netns/|file .*/ipam/|file /var/lib/cni/|link veth|mount \S+ /run/netns/)")

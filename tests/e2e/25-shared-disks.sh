@@ -12,7 +12,8 @@ id_of() { "$slipway" inspect "$1" | python3 -c 'import json,sys; print(json.load
 
 truncate -s 64M "$work/shared.img"
 "$slipway" disk create shared "file:$work/shared.img" >/dev/null || fail "disk create"
-"$slipway" disk create shared ram:1M 2>/dev/null && fail "a name was given twice"
+"$slipway" disk create shared ram:1M 2>"$work/err" && fail "a name was given twice"
+grep -q 'a disk called "shared" is there already' "$work/err" || fail "disk create: $(cat "$work/err")"
 for name in one two; do
     "$slipway" run -d --name "$name" --privileged "$image" -- sleep 100000 >/dev/null || fail "run $name"
 done
@@ -37,11 +38,14 @@ in_guest one sh -c "mknod -m 600 $d b \$(tr : ' ' < /sys/class/block/nvme0n$nsid
 in_guest two sh -c "mknod -m 600 $d b \$(tr : ' ' < /sys/class/block/nvme0n$nsid/dev) 2>/dev/null; test -b $d" || fail "no node in two"
 in_guest one sh -c "printf 'from one' | dd of=$d bs=4096 conv=sync oflag=direct status=none" || fail "writing in one"
 [ "$(in_guest two dd if=$d bs=4096 count=1 iflag=direct status=none | head -c 8)" = "from one" ] || fail "two does not read what one wrote"
-in_guest two dd if=/dev/zero of=$d bs=4096 count=1 oflag=direct status=none 2>/dev/null && fail "two wrote its read-only disk"
+in_guest two dd if=/dev/zero of=$d bs=4096 count=1 oflag=direct status=none 2>"$work/err" && fail "two wrote its read-only disk"
+grep -qi 'not permitted\|read-only\|permission denied' "$work/err" || fail "two's write failed otherwise: $(cat "$work/err")"
+[ "$(in_guest one dd if=$d bs=4096 count=1 iflag=direct status=none | head -c 8)" = "from one" ] || fail "two's write has changed the disk"
 [ "$(in_guest one cat "/sys/class/block/nvme0n$nsid/wwid")" = "$(in_guest two cat "/sys/class/block/nvme0n$nsid/wwid")" ] || fail "the disk has two names"
-ok "what one guest writes the other reads; its own writes are refused; both know the disk by one name"
+ok "the read-only guest reads what the other one writes, and cannot write; both see the same wwid"
 
-"$slipway" disk resize shared 32M 2>/dev/null && fail "it shrank without being asked to"
+"$slipway" disk resize shared 32M 2>"$work/err" && fail "it shrank without being asked to"
+grep -q 'disk shared has 67108864 bytes:.*`--shrink` allows it' "$work/err" || fail "disk resize: $(cat "$work/err")"
 "$slipway" disk resize shared 128M >/dev/null || fail "resize"
 for name in one two; do
     wait_until 30 has_sectors "$name" "$nsid" 262144 || fail "$name does not see the new size: $(sectors "$name" "$nsid")"
@@ -49,7 +53,8 @@ done
 [ "$(stat -c %s "$work/shared.img")" = 134217728 ] || fail "the file did not grow"
 ok "it grows under both guests"
 
-"$slipway" disk rm shared 2>/dev/null && fail "a disk in use was removed"
+"$slipway" disk rm shared 2>"$work/err" && fail "a disk in use was removed"
+grep -q 'disk "shared" is attached to endpoint ' "$work/err" || fail "disk rm: $(cat "$work/err")"
 in_guest one sh -c "while dd if=/dev/zero of=$d bs=64k count=16 conv=nocreat oflag=direct status=none 2>/dev/null; do echo written; done" \
     >"$work/written" & load=$!
 wait_until 30 test -s "$work/written" || fail "one does not write"

@@ -59,8 +59,9 @@ impl Budget {
         self.0.most
     }
 
-    /// Returns the bytes that are held. They exceed the bound by the maps of overlays at most, and
-    /// by what a predecessor with a larger bound left.
+    /// Returns the bytes that are held. They exceed the bound in two cases only: the maps of
+    /// overlays count and are never refused, and a predecessor with a larger bound may have left
+    /// more.
     pub fn held(&self) -> u64 {
         self.0.held.load(Ordering::Relaxed)
     }

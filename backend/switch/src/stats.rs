@@ -10,8 +10,9 @@ macro_rules! causes {
         /// - `admit` (`judge`) returns the cause of a frame that is malformed, or that the settings
         ///   of its port refuse, and its caller counts it (`PortStats::drop_in`).
         /// - `Switch` counts [`Drop::Down`], for the port that frames are from (`drop_all_in`) and
-        ///   for the port that they are for (`drop_out`), [`Drop::Nobody`] (`drop_in`) and
-        ///   [`Drop::Stalled`] (`drop_out`).
+        ///   for the port that they are for (`drop_out`), [`Drop::Nobody`] (`drop_in`),
+        ///   [`Drop::Stalled`] (`drop_out`), and [`Drop::Malformed`] for frames whose rest it
+        ///   copies and cannot read (`Burst::make_private`, `drop_all_in`).
         /// - [`Port::deliver`](crate::Port::deliver) reports frames that the peer did not get in
         ///   [`Delivered`], one field for each cause. All of these fields are in `Delivered::add`
         ///   and `PortStats::count_out`, and in `ports/threaded.rs`: its `Counts`, their `add` and

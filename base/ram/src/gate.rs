@@ -57,7 +57,8 @@ pub(crate) trait Gate: Send + Sync {
     fn table(&self) -> Table<'_>;
 
     /// Takes all granules of `offset..offset + len` of the file: writes zeros or the template's
-    /// bytes into each granule that was not taken before. Never waits.
+    /// bytes into each granule that was not taken before. Never waits for another thread's granule
+    /// ([`NotYet::Busy`]). Copying a template's page may sleep.
     fn take(&self, offset: usize, len: usize) -> Result<(), NotYet>;
 
     /// Returns the number of bytes that [`Gate::take`] of the same range has still to write.
@@ -77,8 +78,8 @@ pub(crate) trait Gate: Send + Sync {
 /// A mapping's view of the gate of its file.
 pub(crate) struct Late {
     gate: Arc<dyn Gate>,
-    /// The parts of the gate's table, and the granule's size as a power of two: a device's access
-    /// reads them here, and one state, and makes no call.
+    /// The gate's [`Table`], with the granule's size as a power of two. It is copied here so that
+    /// an access to granules that were taken reads their states without a virtual call of `gate`.
     states: *const [AtomicU8],
     given: *const AtomicBool,
     clean: u8,
@@ -131,7 +132,8 @@ impl Late {
         states.is_some_and(|states| states.iter().all(is_clean)) && !self.is_given()
     }
 
-    /// Takes the granules of a range of the mapping. Never waits.
+    /// Takes the granules of a range of the mapping. Never waits for another thread's granule
+    /// ([`NotYet::Busy`]). Copying a template's page may sleep.
     #[inline]
     pub(crate) fn take(&self, offset: usize, len: usize) -> Result<(), NotYet> {
         if self.is_open() || self.is_ready(offset, len) {
@@ -149,10 +151,10 @@ impl Late {
         Ok(())
     }
 
-    /// Does what [`Late::take`] does, and lets other threads finish what they are writing. Sleeps
-    /// if that lasts: a thread that copies a page of a fork waits for the holes that the fork's
-    /// process makes in its file, and a reactor goes on without a task that sleeps, but not without
-    /// one that only yields.
+    /// Does what [`Late::take`] does, and waits for other threads that are writing granules of the
+    /// range: it spins, then yields, then sleeps. It has to sleep, since the other thread may be
+    /// copying a page of a fork and wait for a hole that the fork's process makes in the file.
+    /// A reactor goes on without a task that sleeps, but not without one that only yields.
     #[inline]
     pub(crate) fn take_patiently(&self, offset: usize, len: usize) -> Result<(), NotYet> {
         if self.is_open() || self.is_ready(offset, len) {

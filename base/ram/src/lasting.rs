@@ -155,6 +155,7 @@ impl Lasting {
         Self::map(file, bytes)
     }
 
+    /// Maps the first `bytes` bytes of a file that cannot shrink.
     fn map(file: OwnedFd, bytes: usize) -> std::io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of this

@@ -72,6 +72,7 @@ struct Shared {
 }
 
 impl Shared {
+    /// Publishes a table to all views, and returns the one before.
     fn store(&self, table: Table) -> Arc<Table> {
         let old = self.table.swap(Arc::new(table));
         // Pairs with the acquire in `version`: a reader of the new count sees the new table.
@@ -79,6 +80,7 @@ impl Shared {
         old
     }
 
+    /// Returns the number of changes that were published.
     fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
@@ -264,6 +266,8 @@ impl Memory {
         remote
     }
 
+    /// Visits the range's parts in each region, in order, if they permit the access. Stops at the
+    /// first error.
     fn walk(
         &self,
         iova: u64,
@@ -407,6 +411,7 @@ fn find(table: &Table, iova: u64, len: usize) -> Result<RegionRange<'_>, Fault> 
 }
 
 impl RegionRange<'_> {
+    /// Returns this part, or an error if its region does not permit the access.
     fn allowing(self, access: Access) -> Result<Self, Fault> {
         if self.region.permissions.allow(access) {
             return Ok(self);

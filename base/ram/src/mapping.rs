@@ -228,8 +228,9 @@ impl Mapping {
         unsafe { self.base.add(offset) }
     }
 
-    /// Takes late memory for an access that is to happen now or later. Never waits: the caller
-    /// comes back if the memory is busy.
+    /// Takes late memory for an access that is to happen now or later. Never waits for another
+    /// thread's granule: the caller comes back if the memory is busy. Copying a template's page may
+    /// sleep.
     #[inline]
     pub(crate) fn take(&self, offset: usize, len: usize) -> Result<(), NotYet> {
         match &self.late {

@@ -15,6 +15,7 @@ pub struct PendingRequest {
     pub queue: u16,
     /// The ID of its chain.
     pub id: u16,
+    /// The guest-physical address of the buffers for the reply, which lie one after the other.
     at: u64,
 }
 
@@ -48,8 +49,9 @@ impl<R: RegisterAccess> Driver<R> {
         Ok(())
     }
 
-    /// Asks for `message` in queue `queue`, as a chain with buffers of these lengths for the reply,
-    /// and notifies the device if it wants that.
+    /// Puts a chain into queue `queue`: one readable buffer with `message`, and for each length in
+    /// `room` a writable buffer of so many bytes for the reply. Notifies the device if the queue
+    /// asks for that.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -96,8 +98,9 @@ impl<R: RegisterAccess> Driver<R> {
         Ok(bytes)
     }
 
-    /// Asks for `message`, waits until the device has used the chain, and returns the reply. No
-    /// other request of the queue may be under way.
+    /// Sends a request, as [`Driver::ask`] does, polls until the device has used its chain, and
+    /// returns the reply. The first chain that the device uses is taken for the request's: no other
+    /// request of the queue may be under way.
     ///
     /// # Errors
     /// [`DriverError`].

@@ -1,33 +1,39 @@
 //! The number of bytes that must be in a socket before the engine is woken for them.
 //!
-//! A wake for every record, or for a part of one, costs as much as opening the record, and more on
-//! the other side, in whose time the kernel wakes a sleeper. So a connection coalesces as network
-//! cards do with interrupts: if much comes, it waits until enough is there (`SO_RCVLOWAT`), and not
-//! for long. A connection that waited in vain, because a sender without credit waits as well or the
-//! way is slower, waits again only after more bytes, twice as many each time.
+//! A wake for every record, or for a part of one, costs as much as opening the record. It costs the
+//! sending host more, since the kernel wakes the engine in the sender's time. So a connection
+//! coalesces, as network cards do with interrupts: while much comes, the socket wakes the engine
+//! only when [`ENOUGH`] bytes are there (`SO_RCVLOWAT`), or when [`WAIT`] has passed.
+//!
+//! Some waits are in vain: a sender without credit waits as well, or the path is slower. After
+//! [`VAIN`] such waits in a row the connection stops coalescing, and begins again only after more
+//! bytes than before, twice as many each time.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// Bytes that are waited for.
+/// Bytes that are waited for: with fewer the socket is not readable.
 const ENOUGH: usize = 160 << 10;
 /// The longest wait, from the last bytes that came.
 const WAIT: Duration = Duration::from_micros(200);
 /// Bytes that must come, with no pause longer than `WAIT`, before the connection begins to
 /// coalesce.
 const STREAK: u64 = 512 << 10;
-/// The upper limit of the bytes that must come first.
+/// The upper limit of [`Coalescing::needed`].
 const MOST: u64 = 1 << 40;
 /// Consecutive waits in vain after which the connection stops coalescing.
 const VAIN: u8 = 4;
 
 /// The state of a connection's coalescing.
 pub(crate) struct Coalescing {
+    /// Set while the connection coalesces.
     waits: bool,
-    /// Bytes since the last pause, or since coalescing began.
+    /// Bytes that have come since the last pause, or since coalescing began.
     came: u64,
-    /// Bytes that must come before coalescing begins; as many during it reset this to `STREAK`.
+    /// Bytes that must come without a pause before coalescing begins. Coalescing that ends in vain
+    /// doubles the number; coalescing in which as many bytes come sets it to `STREAK` again.
     needed: u64,
+    /// The waits in vain since the last that was not.
     vain: u8,
     /// When the last bytes came.
     last: Instant,
@@ -38,17 +44,20 @@ impl Coalescing {
         Self { waits: false, came: 0, needed: STREAK, vain: 0, last: now }
     }
 
-    /// Returns whether few bytes are left in the socket until there are more.
+    /// Returns whether the connection coalesces: fewer than [`ENOUGH`] bytes are then left in the
+    /// socket until more come, or until [`Coalescing::until`].
     pub(crate) fn waits(&self) -> bool {
         self.waits
     }
 
-    /// Returns when the bytes in the socket are taken, however few.
+    /// Returns the time at which the bytes in the socket are taken, however few. Returns `None` if
+    /// the connection does not coalesce.
     pub(crate) fn until(&self) -> Option<Instant> {
         self.waits.then(|| self.last + WAIT)
     }
 
-    /// Notes that `count` bytes were taken: all that were there.
+    /// Notes that the `count` bytes that were in `socket` were taken, and sets its least number of
+    /// bytes if coalescing begins or ends with that.
     pub(crate) fn took(&mut self, count: usize, now: Instant, socket: BorrowedFd<'_>) {
         if self.learn(count, now) {
             let least = if self.waits { ENOUGH } else { 1 };

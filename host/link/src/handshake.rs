@@ -87,6 +87,7 @@ impl Handshake {
         Self { tls, ours, said: false, incoming, outgoing, heard }
     }
 
+    /// Returns whether this side began the connection.
     fn connects(&self) -> bool {
         matches!(self.tls, Connection::Client(_))
     }
@@ -111,6 +112,7 @@ impl Handshake {
         done
     }
 
+    /// Does the steps of [`Handshake::step`], and stops at the first error.
     fn advance(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -194,6 +196,7 @@ impl Handshake {
         Ok(Some(theirs))
     }
 
+    /// Reads what TLS has decrypted. Fails for more bytes than a hello has: nothing may follow it.
     fn read_plaintext(&mut self) -> Result<(), HandshakeError> {
         let mut bytes = [0; HELLO + 1];
         match self.tls.reader().read(&mut bytes) {
@@ -238,6 +241,8 @@ impl Handshake {
         }
     }
 
+    /// Derives the keys of both directions from those of TLS, and returns the session with the
+    /// other side's `hello`.
     fn session(&mut self, hello: Hello) -> Result<Session, HandshakeError> {
         let tenant = self.ours.tenant.as_str().as_bytes();
         let master = self.tls.export_keying_material([0; 32], EXPORTER, Some(tenant))?;

@@ -193,6 +193,7 @@ impl Links {
         self.shares.view(self.since_begin(now))
     }
 
+    /// Returns the time as the scheduler counts it: since this value was made.
     fn since_begin(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.begin)
     }
@@ -277,6 +278,8 @@ impl Links {
         }
     }
 
+    /// Returns the parts of this value that a connection needs beside itself, the connections, and
+    /// their order.
     fn around(
         &mut self,
         now: Instant,
@@ -336,6 +339,7 @@ impl Links {
     }
 }
 
+/// Returns the error number of `errno`, as programs get it.
 fn raw(errno: Errno) -> u32 {
     errno.raw_os_error().unsigned_abs()
 }

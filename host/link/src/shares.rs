@@ -143,6 +143,7 @@ impl Shares {
         self.change(tenant, |options| options.cap = Some(cap));
     }
 
+    /// Changes the options of a tenant, which need not have a connection yet.
     fn change(&mut self, tenant: &str, change: impl FnOnce(&mut TenantOptions)) {
         let options = self.options.entry(tenant.into()).or_default();
         change(options);
@@ -169,6 +170,8 @@ impl Shares {
         }
     }
 
+    /// Returns the scheduler's tenant `name`, which is added if it has no connection yet. Returns
+    /// `None` if there is no room for it.
     fn tenant(&mut self, name: &str) -> Option<TenantId> {
         if let Some(there) = self.tenants.get(name) {
             return Some(there.id);
@@ -351,6 +354,7 @@ impl Way {
     }
 }
 
+/// Returns the time that `bytes` take at `rate` bytes per second.
 fn nanos(bytes: u64, rate: u64) -> Duration {
     let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1));
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))

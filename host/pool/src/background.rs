@@ -1,5 +1,5 @@
 //! Zeroing ahead of the first use, when a CPU has nothing else to do. Memory of a sandbox that had
-//! hardware does not wait for that.
+//! hardware does not wait for an idle CPU.
 #![allow(unsafe_code)] // sched_setscheduler(2)
 
 use std::sync::{Arc, Weak};
@@ -29,9 +29,9 @@ fn run(shared: &Weak<Shared>) {
     }
 }
 
-/// Waits for an idle CPU. At idle priority this thread may lose its CPU for long. It must not do so
-/// with a lock, or with a granule that a device waits for: it only waits, and what it does then is
-/// brief.
+/// Waits for an idle CPU. The thread has idle priority only during this wait. At idle priority it
+/// may lose its CPU for long, which it must not do with a lock, or with a granule half zeroed that
+/// a device waits for. So it zeroes [`BATCH`] granules at the default priority, and waits again.
 fn wait_for_idle_cpu() {
     idle(true);
     std::thread::yield_now();

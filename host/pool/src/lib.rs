@@ -9,8 +9,10 @@
 //!   of each sandbox (`lease`) serves its faults, up to 2 MiB at a time;
 //! - a device of this process that meets a page first zeroes it (`slipway_ram::LateFiles`, which
 //!   knows the pool's files);
-//! - a thread at idle priority (`background`) zeroes ahead, for sandboxes first, then memory that
-//!   nobody has. When it has zeroed all of a sandbox's memory, the sandbox's faults are the
+//! - a thread (`background`) zeroes ahead, for sandboxes first, then memory that nobody has. It
+//!   waits at idle priority until a CPU is idle, and zeroes at the default priority, a few granules
+//!   at a time: with a granule half zeroed it must not lose its CPU for long, since others wait for
+//!   the granule. When it has zeroed all of a sandbox's memory, the sandbox's faults are the
 //!   kernel's again.
 //!
 //! On a host with several NUMA nodes each memory has a home, one of them, from its making on. Its

@@ -35,9 +35,15 @@ const DIGITS: usize = 12;
 /// image is not.
 const SELDOM: &str = "its image was not started often enough (templates_after)";
 
-/// Returns how the template of a new sandbox is chosen. Two kinds of sandboxes have the node choose
-/// only if they name [`AUTO`]: those on a node that shares roots, since a fork shares no root, and
-/// pods, which have no image, and of which only one that boots is given room for more memory.
+/// Returns how the template of a new sandbox is chosen. The node chooses it for
+/// - a sandbox that names [`AUTO`];
+/// - several sandboxes that start together, if the settings allow that. They boot if the node
+///   shares roots, since a fork shares no root, or if their guests are to report free pages and
+///   those of the node's templates do not;
+/// - a single sandbox, if the settings say how often its image must be started for that.
+///
+/// The request decides for a sandbox that names a template, or that is to boot, and for a pod that
+/// does not name [`AUTO`]: a pod has no image, and only one that boots has room for more memory.
 ///
 /// # Errors
 /// The errors of [`Config::forks_many`] and [`Config::shares_roots`].

@@ -11,16 +11,17 @@
 //! `snapshot/asked.rs` says whether a fork may have another value. What a fork of a template cannot
 //! have otherwise than its machine is in `Shape` too (`templates/manifest.rs`), by which templates
 //! of `--from auto` are chosen (`automatic`). The setting comes from `front/cli` (`args/run.rs`,
-//! `spec.rs`; `fixed` in `snapshot.rs` names what forks cannot choose), and by an annotation from
-//! `front/shim` (`spec`).
+//! `spec.rs`; `fixed` in `snapshot.rs` names what forks cannot choose; `run_of` in
+//! `template/container.rs` fills in every option of `slipway run`), and by an annotation from
+//! `front/shim` (`spec`). The test of `record.rs` has each key of a record on disk (`KEYS`).
 //!
 //! From the record it goes on to who carries it out:
 //! - the guest as a whole: `ConfigureRequest` of `agent.proto` (`configure.rs`, and
 //!   `machine.rs` of `sandbox/agent`);
 //! - one container: `CreateContainerRequest` there (`create_request` of `function.rs`, for a pod
-//!   `create_added`), which the agent's `container.rs` makes a part of `ContainerSpec`
-//!   (`init/mod.rs`). A fork's container is there already, and is told by `RejoinRequest`
-//!   (`snapshot/go_on.rs`);
+//!   `create_added`), which `Plan::spec` of the agent (`container/plan.rs`) makes a part of
+//!   `ContainerSpec` (`init/mod.rs`). A fork's container is there already, and is told by
+//!   `RejoinRequest` (`snapshot/go_on.rs`);
 //! - the VMM: `VmSpec` (`vm_spec` of `start/machine.rs`), and from there `front/vmm` (`args`);
 //! - the plane: `CreateEndpointRequest` (`serve` of `function.rs` for disks, `network.rs`).
 //!

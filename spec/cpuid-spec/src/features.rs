@@ -9,14 +9,16 @@
 //! | x86-64-v3 | from Broadwell on | from Zen on |
 //! | x86-64-v4 | from Skylake on | from Zen 4 on |
 //!
-//! Left out although all have it:
-//! - what KVM emulates with an exit that a guest meets again and again: `TSC_ADJUST`, which Linux
+//! Left out:
+//! - features that KVM emulates at the cost of frequent exits: `TSC_ADJUST`, a register that Linux
 //!   reads once a second on each CPU, and `UMIP` on older Intel processors;
-//! - the invariant TSC, a promise that another host need not keep: guests have kvm-clock;
+//! - the invariant TSC: it promises a constant rate, which another host that goes on with the
+//!   machine need not keep. Guests have kvm-clock;
 //! - performance counters, MONITOR, nested virtualisation, sensors, protection keys;
-//! - PCID of AMD's, which Zen 1 and 2 lack, and which Linux needs most where it isolates page
-//!   tables, on Intel;
-//! - virtual-8086 extensions and other features for which QEMU's emulation of a server has no code.
+//! - PCID on AMD: Zen 1 and Zen 2 lack it. Linux gains most from it where it isolates page tables,
+//!   which is on Intel;
+//! - the virtual-8086 extensions and some others, which the servers that QEMU emulates lack:
+//!   `lab/cpus` tries guests on such servers.
 //!
 //! A change of the table changes what guests see of a template. So machines that were saved with
 //! it, templates and snapshots, are refused (`Shown` of `host/vmm`) and made anew, and hosts that

@@ -274,7 +274,8 @@ impl LateMemory {
     }
 
     /// Takes all granules of `offset..offset + len` for their user: writes zeros into those that
-    /// are dirty, and the template's bytes into those that are shared with it. Never waits.
+    /// are dirty, and the template's bytes into those that are shared with it. Never waits for
+    /// another thread's granule ([`NotYet::Busy`]). Copying a template's page may sleep.
     ///
     /// # Errors
     /// [`NotYet`]; some of the granules may have been taken.

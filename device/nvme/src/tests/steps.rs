@@ -63,7 +63,7 @@ fn a_disk_that_fails_fails_the_step() {
     assert_eq!(rig.status(1, compare), Status::UNRECOVERED_READ_ERROR);
     assert_eq!(rig.status(1, io(NvmOpcode::Verify, 1, 0, 2048)), Status::UNRECOVERED_READ_ERROR);
     rig.fill(page, CopyRange::new(0, 4).as_bytes());
-    let copy = SubmissionEntry { prp1: page.into(), ..SubmissionEntry::new(0x19, 1) };
+    let copy = SubmissionEntry { prp1: page.into(), ..SubmissionEntry::new(NvmOpcode::Copy.0, 1) };
     assert_eq!(rig.status(1, copy), Status::UNRECOVERED_READ_ERROR);
 }
 
@@ -176,7 +176,8 @@ fn a_failed_copy_says_which_range() {
     let list = rig.buffer(4096);
     let ranges = [(0, 1), (8, 1), (16, 1)].map(|(lba, n)| CopyRange::new(lba, n));
     rig.fill(list, ranges.as_slice().as_bytes());
-    let command = SubmissionEntry::new(0x19, 1).with_dword(10, 100).with_dword(12, 2);
+    let copy = SubmissionEntry::new(NvmOpcode::Copy.0, 1);
+    let command = copy.with_dword(10, 100).with_dword(12, 2);
     let command = SubmissionEntry { prp1: list.into(), ..command };
     rig.driver.submit(1, command).unwrap();
     // The first range is read and written, the second only read.
@@ -236,7 +237,6 @@ fn a_fused_pair_writes_if_it_finds_what_it_expects() {
 fn halves_of_pairs_that_do_not_fit_are_refused() {
     let mut rig = Setup::new().alone().rig();
     let (old, new) = (rig.buffer(4096), rig.buffer(4096));
-    rig.fill(new, &[9; 4096]);
     let [first, second] = pair(&mut rig, 0, old, new, 4096);
     let plain = with(&mut rig, READ, 0, old, 512);
     let invalid = Status::INVALID_FIELD.dnr();
@@ -258,7 +258,8 @@ fn halves_of_pairs_that_do_not_fit_are_refused() {
         ),
         ("no data", &[first, nowhere], &[FAILED, Status::DATA_TRANSFER_ERROR]),
     ];
-    // The good pair in them finds what the one before it wrote only if it expects that.
+    // Both buffers and the disk are zeros: a good pair that follows a bad command, as in "twice the
+    // first", leaves the disk as the pairs of later cases expect it.
     rig.fill(new, &[0; 4096]);
     for (name, commands, ends) in cases {
         assert_eq!(at_once(&mut rig, commands), ends, "{name}");

@@ -39,12 +39,13 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Returns what the scheduler is to make of the end.
+    /// Returns the end as the scheduler counts it: it decides whether the replica is used again.
     pub fn end(&self) -> End {
         match self {
             Self::Answer(_) => End::Answered,
             Self::Failed(status, _) if *status < BY_SIGNAL => End::Failed,
-            // A replica that ran out of memory may have lost any of its processes.
+            // A signal may be that of the guest's out-of-memory killer, which may have ended other
+            // processes of the replica, too.
             Self::Failed(..) | Self::TooLarge | Self::Late | Self::Lost(_) => End::Broken,
         }
     }

@@ -64,6 +64,7 @@ enum ConnectionState {
 }
 
 impl ConnectionState {
+    /// Goes on from `Connecting` to `Handshake`; other states stay.
     fn connected(&mut self) {
         *self = match std::mem::replace(self, Self::None) {
             Self::Connecting(handshake) => Self::Handshake(handshake),
@@ -144,6 +145,8 @@ impl Connection {
         Self { engine: Some(engine), tenant: tenant.into(), ..this }
     }
 
+    /// Makes a connection in `state` without a peer or a tenant. Its first own stream is `next`:
+    /// odd if this side began the connection.
     fn of(key: u32, socket: OwnedFd, state: ConnectionState, next: u32, now: Instant) -> Self {
         Self {
             key,
@@ -194,10 +197,12 @@ impl Connection {
         self.streams.values().map(Stream::held).sum()
     }
 
+    /// Returns the id of stream `number` outside of this connection.
     fn id(&self, number: u32) -> StreamId {
         StreamId::new(self.key, number)
     }
 
+    /// Returns whether the handshake is done.
     pub(crate) fn is_up(&self) -> bool {
         matches!(self.state, ConnectionState::Up(_))
     }
@@ -207,6 +212,7 @@ impl Connection {
         self.next % 2 == 1
     }
 
+    /// Returns the events of the socket that are of use in the present state.
     pub(crate) fn interest(&self) -> Interest {
         match &self.state {
             ConnectionState::Connecting(_) => Interest { read: false, write: true },
@@ -225,6 +231,7 @@ impl Connection {
         }
     }
 
+    /// Returns the connection's counters.
     pub(crate) fn report(&self, settings: &Settings) -> Report {
         let engine = self.engine.and_then(|number| settings.engine.get(number));
         let mut report = Report {

@@ -83,6 +83,8 @@ impl Connection {
         Ok(some)
     }
 
+    /// Serves a hot stream once. Ends the stream if it is over, its FIFO cannot grow, or its
+    /// program has spoiled it.
     fn serve(&mut self, number: u32, around: &mut Around<'_>) -> Result<Served, Broken> {
         let ConnectionState::Up(sender) = &mut self.state else { return Ok(Served::Nothing) };
         let Some(stream) = self.streams.get_mut(&number) else { return Ok(Served::Gone) };
@@ -226,7 +228,7 @@ impl Connection {
 }
 
 /// Passes on bytes that arrived for `stream`, grants credit for the room that it has, and sends its
-/// bytes.
+/// bytes. The outer error is the connection's, the inner one is the stream's alone.
 fn serve(
     stream: &mut Stream,
     number: u32,
@@ -263,6 +265,8 @@ fn serve(
     Ok(count.map(|count| if count > 0 { Served::Something } else { passed }))
 }
 
+/// Passes on bytes that arrived for `stream`, and grants credit for the room that it has. Returns
+/// whether there was anything to do.
 fn receive_side(
     stream: &mut Stream,
     number: u32,

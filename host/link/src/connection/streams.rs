@@ -106,6 +106,7 @@ impl Connection {
         }
     }
 
+    /// Removes a stream. Notes the time if it was the last one.
     fn forget(&mut self, number: u32, now: Instant) -> Option<Stream> {
         let stream = self.streams.remove(&number);
         if self.streams.is_empty() {

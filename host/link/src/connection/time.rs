@@ -119,6 +119,8 @@ impl Connection {
         }
     }
 
+    /// Gives memory of a stream's FIFO back, unless the stream is served again by now. Comes back
+    /// later if more than a page is left.
     fn trim(&mut self, number: u32, now: Instant) {
         let Some(stream) = self.streams.get_mut(&number) else { return };
         stream.resting = false;

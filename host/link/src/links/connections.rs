@@ -51,6 +51,7 @@ impl Links {
         all
     }
 
+    /// Returns this engine's first message for `tenant`, or `None` if a name cannot be sent.
     fn hello(&self, tenant: &str) -> Option<Hello> {
         let cipher = match self.settings.cipher {
             Cipher::Aes128Gcm => link::Cipher::Aes128Gcm,
@@ -60,6 +61,11 @@ impl Links {
         Some(Hello { status: 0, window: self.settings.window, cipher, engine, tenant })
     }
 
+    /// Begins a connection to `engine` for the streams of `tenant`. Returns its key.
+    ///
+    /// # Errors
+    /// The errno for connect(2) of the program that asks: the last attempt's, during the pause
+    /// after a failure; `ENOBUFS` if too many connections are closing; those of [`errno`].
     pub(super) fn connect(
         &mut self,
         engine: usize,
@@ -86,7 +92,8 @@ impl Links {
         }
     }
 
-    /// Makes a socket that is, or is about to be, connected to `engine` the way there for `tenant`.
+    /// Begins the handshake of a new connection for the streams of `tenant` to `engine`, on a
+    /// socket that is connected to it or being connected. Returns the connection's key.
     fn adopt(
         &mut self,
         engine: usize,
@@ -127,6 +134,8 @@ impl Links {
         self.accept_from(socket, None, now)
     }
 
+    /// Begins the handshake on `socket`, with which another engine connected. `from` is the network
+    /// of its address, `None` in tests and for addresses without one.
     fn accept_from(
         &mut self,
         socket: OwnedFd,
@@ -141,6 +150,7 @@ impl Links {
         self.add(connection).map(drop)
     }
 
+    /// Has epoll(7) watch a new connection, and adds it. Returns its key.
     fn add(&mut self, mut connection: Connection) -> std::io::Result<u32> {
         let key = self.next;
         self.next = key.checked_add(1).ok_or(Errno::NOBUFS)?;
@@ -185,6 +195,7 @@ impl Links {
         some
     }
 
+    /// Has epoll(7) watch the listener for `flags`; none while accepting pauses.
     pub(super) fn listen_for(&self, flags: epoll::EventFlags) {
         if let Some(listener) = &self.listener {
             let data = epoll::EventData::new_u64(LISTENER);
@@ -277,6 +288,8 @@ impl Links {
         }
     }
 
+    /// Notes that a connection ended before its handshake did: the next attempt to reach its engine
+    /// waits.
     fn failed(&mut self, engine: Option<usize>, broken: &Broken, now: Instant) {
         if let Some(backoff) = engine.and_then(|engine| self.backoffs.get_mut(engine)) {
             backoff.failed(now, broken.errno());
@@ -284,6 +297,7 @@ impl Links {
         self.log(engine, broken, now);
     }
 
+    /// Logs the end of a connection with `engine`; `None` stands for one that was not identified.
     fn log(&mut self, engine: Option<usize>, broken: &Broken, now: Instant) {
         let peer = engine.and_then(|engine| self.settings.engine.get(engine));
         let name = peer.map_or("one that connects", |peer| peer.name.as_str());

@@ -88,6 +88,8 @@ impl Links {
         worked
     }
 
+    /// Polls epoll(7), and does not wait. Fills in the key of each ready connection, whether it can
+    /// be read, and whether it can be written. Returns their number.
     fn ready(&self, ready: &mut [(u64, bool, bool); EVENTS]) -> usize {
         let none = epoll::EventFlags::empty();
         let mut events = [epoll::Event { flags: none, data: epoll::EventData::new_u64(0) }; EVENTS];

@@ -171,9 +171,9 @@ pub(super) async fn grow(target: &Target, asked: Limits) -> Result<()> {
     }
 }
 
-/// Has the region of a container, if it has one, follow the container's limit, which was changed or
-/// was not. The caller has the turn to change the microVM's size. What the guest does not give up
-/// stays.
+/// Sizes the region of a container, if it has one, for the container's recorded limit: the new one
+/// after an update, the old one after an update that failed. The caller has the turn to change the
+/// microVM's size. What the guest does not give up stays.
 pub(super) async fn fit(target: &Target) {
     let Some((region, limit)) = own(target) else { return };
     if target.sandbox.look(|record| record.plugged.has_hardware()) {
@@ -219,8 +219,8 @@ fn check(bound: &BoundMemory, limit: u64) -> Result<()> {
     )))
 }
 
-/// Checks that a pod's guest can be given so many bytes more on a host with `host` bytes of memory:
-/// its own control group would not keep it from taking that of all others.
+/// Checks that a pod's guest can be given `more` bytes on a host with `host` bytes of memory. The
+/// limit of its control group is no such check: it rises with what the guest is given.
 fn check_host(record: &Record, more: u64, host: u64) -> Result<()> {
     let wanted = record.guest_bytes().saturating_add(more);
     if wanted <= host {
@@ -251,6 +251,7 @@ fn choose(record: &Record) -> Result<u32> {
     })
 }
 
+/// Returns whether a live container has the region.
 fn is_owned(record: &Record, region: u32) -> bool {
     record.added.iter().any(|added| added.state.is_live() && added.region == Some(region))
 }
@@ -313,9 +314,9 @@ async fn plug(sandbox: &Arc<Sandbox>, region: u32, limit: u64) -> Result<()> {
     )))
 }
 
-/// Has the guest plug the memory for a limit in a region, or give up what is more, and the control
-/// group follow at the same time. Returns the bytes that the guest was asked for, and those that it
-/// has.
+/// Has the guest plug the memory for a limit in a region, or give up what is more. The limit of the
+/// VMM's control group changes meanwhile. Returns the bytes that the guest was asked for, and the
+/// bytes that it has plugged.
 async fn set(sandbox: &Arc<Sandbox>, region: u32, limit: u64) -> Result<(u64, u64)> {
     let vm = sandbox.live_vm()?;
     let device = region as usize;

@@ -124,6 +124,10 @@ impl Growth {
         Ok((wanted > has).then_some(Self { wanted, least }))
     }
 
+    /// Gives the microVM the memory, or at least `least`, which is enough.
+    ///
+    /// # Errors
+    /// As for huge pages in [`join`].
     async fn run(self, sandbox: &Arc<Sandbox>) -> Result<()> {
         let Self { wanted, least } = self;
         cgroup::check_above(sandbox, wanted).await?;

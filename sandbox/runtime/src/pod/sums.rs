@@ -21,12 +21,13 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Adds up the limits, those of the container `name` as `asked` changes them.
+    /// Adds up the limits, those of the container `name` as `asked` changes them. With an empty
+    /// `name`, which no container has, adds them up as they are.
     pub fn of(record: &Record, name: &str, asked: Limits) -> Self {
         Self::within(record, record.limits, name, asked)
     }
 
-    /// Adds up the limits of the containers of a pod that has the limits `of_pod` itself.
+    /// Adds up the limits as [`Sums::of`] does, as if the pod itself had the limits `of_pod`.
     pub fn within(record: &Record, of_pod: Limits, name: &str, asked: Limits) -> Self {
         let live = record.added.iter().filter(|one| one.state.is_live());
         let all = live.map(|one| match one.name == name {

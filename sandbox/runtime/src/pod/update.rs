@@ -86,6 +86,7 @@ async fn take_turn(
     give_back_spare(&target.sandbox, place).await
 }
 
+/// Fails unless the container runs.
 fn check_runs(target: &Target) -> Result<()> {
     match target.container.state() {
         SandboxState::Running => Ok(()),
@@ -126,8 +127,9 @@ async fn begin(sandbox: &Sandbox) -> Result<()> {
     sandbox.update(|record| record.changing_limits = true).await
 }
 
-/// Records that an update has ended with all that follows from it, unless more updates than the
-/// caller's `own` ones are under way.
+/// Records that an update has ended with all that follows from it, unless another update is under
+/// way. `own` is the number of permits of [`Sandbox::update_of_limits`] that the caller holds: 1 in
+/// an update, 0 elsewhere.
 async fn end(sandbox: &Sandbox, own: usize) {
     let is_last = sandbox.updates_of_limits() <= own;
     if !is_last || !sandbox.look(|record| record.changing_limits) {

@@ -6,7 +6,8 @@
 //! which leaves the column empty if containers have no such field. The tests of `list_text` are in
 //! the same file. A field that containers of a pod have as well is also in `Container`, in
 //! [`container`], and in `container_json`. What a later daemon must know is in the [`Record`].
-//! End-to-end tests read it by `slipway ps --json`: `12-pods.sh`.
+//! End-to-end tests read it by `slipway ps --json`: `12-pods.sh`. `docs/observe.md`, "Lists", has
+//! each field of that.
 
 use crate::network::{function_of, further};
 use crate::record::{Added, PAUSED, Record, SandboxState, Settings};

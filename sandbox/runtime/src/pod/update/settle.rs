@@ -24,6 +24,7 @@ pub fn settle(node: &Node, sandbox: &Arc<Sandbox>) {
     }
 }
 
+/// Settles the limits of bound memory and, if `is_cut`, of an update that was cut off.
 async fn run(sandbox: Arc<Sandbox>, is_cut: bool) {
     let turn = sandbox.wait_to_change_size().await;
     let containers = sandbox.added().into_iter();

@@ -1,10 +1,19 @@
-//! Updates of the limits of a pod as a whole, as Kubernetes' pods can have: what all containers may
-//! use together. The guest's kernel keeps no such limit. The pod's microVM has the size for it,
-//! which containers without a limit share, and the host's control group of the pod keeps it.
+//! Updates of the limits of a pod as a whole: the memory and CPU time that all of its containers
+//! may use together. Kubernetes' pods can have such limits.
 //!
-//! Where all containers have limits, theirs decide alone: kubelet tells the limit of the pod after
-//! it has lowered the limit of the pod's control group, and what a container's update has set free
-//! must have gone back to the host before that.
+//! The guest's kernel does not keep them. The host's control group of the pod does, and the pod's
+//! microVM gets the size for them. Containers without a limit of their own share that size.
+//!
+//! If all containers have limits, the microVM's size follows these alone, and the pod's limit
+//! changes nothing. For the order of kubelet's steps when it lowers limits is:
+//! 1. it updates the containers; each update ends after the memory that it set free has gone back
+//!    to the host ([`super::surplus`]);
+//! 2. it lowers the limit of the pod's control group on the host, with which a microVM that had not
+//!    shrunk would be ended by the kernel;
+//! 3. it tells the pod's limit, which arrives here.
+//!
+//! So in step 1 the pod still has its old limit. If that counted, the microVM would not shrink in
+//! time for step 2.
 
 use std::sync::Arc;
 
@@ -19,6 +28,11 @@ use crate::record::{Limits, Record, SandboxState};
 use crate::sandbox::Sandbox;
 use crate::v1::Resources;
 use crate::{Error, Result};
+
+/// The number of permits of [`Sandbox::update_of_limits`] that an update holds itself, for [`end`].
+const OWN: usize = 1;
+/// The name for [`Sums`] if the limits of no container change: no container has this name.
+const NO_CONTAINER: &str = "";
 
 impl Node {
     /// Changes the limits of a pod that runs, of memory and CPU time, and the size of its microVM
@@ -47,6 +61,7 @@ impl Node {
     }
 }
 
+/// Fails unless the pod runs.
 fn check_runs(sandbox: &Sandbox) -> Result<()> {
     match sandbox.state() {
         SandboxState::Running => Ok(()),
@@ -54,7 +69,8 @@ fn check_runs(sandbox: &Sandbox) -> Result<()> {
     }
 }
 
-/// Makes an update when its turn comes. `place` is held until what it set free was given back.
+/// Makes an update when its turn comes, and returns the memory that the pod gave back. Holds
+/// `place`, its permit, until that is done.
 async fn take_turn(
     sandbox: Arc<Sandbox>,
     asked: Limits,
@@ -63,15 +79,17 @@ async fn take_turn(
     let turn = sandbox.wait_to_change_size().await;
     let lowers = update(&sandbox, asked).await;
     if !matches!(lowers, Ok(true)) {
-        end(&sandbox, 1).await;
+        // It failed, or set nothing free.
+        end(&sandbox, OWN).await;
         return lowers.map(|_| GivenBack::default());
     }
-    // The task waits for a turn of its own.
+    // The task that gives memory back waits for a turn of its own.
     drop(turn);
     give_back_spare(&sandbox, place).await
 }
 
-/// Makes an update. Returns whether the pod's containers may use less than before.
+/// Makes an update: the microVM grows, then the limits are recorded. If either fails, the microVM
+/// gets its size back. Returns whether the pod's containers may use less than before.
 async fn update(sandbox: &Arc<Sandbox>, asked: Limits) -> Result<bool> {
     check_runs(sandbox)?;
     let plan = sandbox.look(|record| Plan::of_pod(record, asked))?;
@@ -91,23 +109,24 @@ async fn update(sandbox: &Arc<Sandbox>, asked: Limits) -> Result<bool> {
     Ok(plan.lowers)
 }
 
-/// Returns the limits of a pod after an update. A limit of memory beyond its microVM's room, which
-/// is of no use while all containers have limits, counts as the room: that of a container could not
-/// be lifted later.
+/// Returns the limits of a pod after an update. A memory limit above the microVM's room, which is
+/// accepted while all containers have limits, is lowered to the room. Kept as asked, it would block
+/// lifting a container's limit later, since the pod would then need more memory than it can have.
 fn limits_after(record: &Record, asked: Limits) -> Limits {
     let limits = record.limits.changed_by(asked);
     Limits { memory_bytes: limits.memory_bytes.min(most(record)), ..limits }
 }
 
 impl Plan {
-    /// Plans an update of the limits of the pod itself.
+    /// Plans an update of the limits of the pod itself. Those of its containers stay.
     ///
     /// # Errors
     /// [`Error::Invalid`] if a microVM that is to have more cannot have as much memory.
     fn of_pod(record: &Record, asked: Limits) -> Result<Self> {
         let limits = record.limits.changed_by(asked);
-        let before = Sums::of(record, "", Limits::default());
-        let after = Sums::within(record, limits, "", Limits::default());
+        let unchanged = Limits::default();
+        let before = Sums::of(record, NO_CONTAINER, unchanged);
+        let after = Sums::within(record, limits, NO_CONTAINER, unchanged);
         if after.memory > before.memory {
             fits(limits, most(record))?;
         }
