@@ -15,8 +15,8 @@ use rustix::fs::{Mode, OFlags};
 use slipway_runtime::v1::{self, copy_in_request, copy_out_reply};
 use slipway_runtime::{Config, SandboxClient};
 use slipway_tar_tree::{
-    Error, LeftOut, PIECE, PieceReader, PieceWriter, Place, Rules, Source, TOP, find, is_contents,
-    pack, place, read_end, unpack,
+    Error, LeftOut, PIECE, PieceReader, PieceWriter, Place, Rules, Source, TOP, ends_as_directory,
+    find, is_contents, pack, place, read_end, unpack,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -124,6 +124,7 @@ async fn copy_out(
     let path = request.path.clone();
     let mut replies = answer(client.copy_out(request).await)?;
     let is_directory = begin(&mut replies).await?;
+    check_kind(&path, is_directory)?;
     let is_contents = is_contents(Path::new(&path));
     let name = if is_contents { OsStr::new("") } else { name_of(&path)? };
     let source = Source { is_directory, is_contents, name };
@@ -144,6 +145,15 @@ async fn begin(replies: &mut Streaming<v1::CopyOutReply>) -> Result<bool> {
         Some(copy_out_reply::Kind::Found(found)) => Ok(found.directory),
         _ => bail!("the daemon does not say what it copies; its log may tell more"),
     }
+}
+
+/// Refuses a file, or a link, that a guest sends in place of the directory that was asked for. As a
+/// link with the directory's name, it would lead the next copy to this place elsewhere.
+fn check_kind(path: &str, is_directory: bool) -> Result<()> {
+    if !is_directory && ends_as_directory(Path::new(path)) {
+        bail!("the sandbox sends a file in place of the directory {path}, which is not taken");
+    }
+    Ok(())
 }
 
 /// Returns the next piece of an archive, or what was left out at its end.
@@ -236,8 +246,9 @@ async fn copy_in(
 async fn both(told: Result<v1::LeftOut>, packing: Packing) -> Result<v1::LeftOut> {
     let own = match packing.await.context("packing")? {
         Ok(own) => own,
-        // The archive broke off since nobody took it any more: the answer says why.
-        Err(error) if told.is_err() && is_broken(&error) => LeftOut::default(),
+        // Nobody took the rest any more: the answer says why. After success, the rest was the end
+        // of the archive, which its reader need not take.
+        Err(error) if is_broken(&error) => LeftOut::default(),
         Err(error) => return Err(message(error)),
     };
     Ok(sum(told?, own))
@@ -336,6 +347,34 @@ mod tests {
     fn a_path_in_a_container_ends_with_a_name() {
         assert_eq!(name_of("/etc/hosts/").unwrap(), "hosts");
         assert!(name_of("/etc/..").unwrap_err().to_string().contains("/etc/.."));
+    }
+
+    #[test]
+    fn a_file_is_not_taken_for_a_directory() {
+        for path in ["/out/", "/out/.", "/out/..", "/"] {
+            let error = check_kind(path, false).unwrap_err().to_string();
+            assert!(error.contains(path), "{error}");
+            check_kind(path, true).unwrap();
+        }
+        check_kind("/out", false).unwrap();
+        check_kind("/out", true).unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_end_of_an_archive_need_not_be_taken() {
+        let packing = |kind: io::ErrorKind| {
+            tokio::task::spawn_blocking(move || {
+                Err(Error::File { path: "top".to_owned(), cause: kind.into() })
+            })
+        };
+        let left_out = || v1::LeftOut { count: 1, first: "a".to_owned() };
+        let broken = io::ErrorKind::BrokenPipe;
+        assert_eq!(both(Ok(left_out()), packing(broken)).await.unwrap(), left_out());
+        let told = both(Err(anyhow::anyhow!("no room")), packing(broken)).await;
+        assert_eq!(told.unwrap_err().to_string(), "no room");
+        // A file that cannot be read is no success, whatever the answer.
+        let unread = both(Ok(left_out()), packing(io::ErrorKind::PermissionDenied)).await;
+        assert!(unread.unwrap_err().to_string().starts_with("top: "));
     }
 
     #[test]
