@@ -30,6 +30,8 @@ use crate::{Error, LeftOut, TOP};
 const HEADERS: u64 = 1 << 20;
 /// The longest path of an entry, bytes: no program could open a longer one.
 const LONGEST: usize = 4095;
+/// The most names of an entry's path. Attributes of all directories on the way are held.
+const DEEPEST: usize = 512;
 /// The most bytes behind the end of an archive: tar(1) fills its last record with zeros.
 const TRAILER: u64 = 1 << 20;
 const BUFFER: usize = 64 << 10;
@@ -188,6 +190,9 @@ impl Unpacker<'_> {
         let mut way: Vec<_> = parts.map(|part| OsString::from_vec(part.to_vec())).collect();
         if way.iter().any(|part| part == "..") {
             return refuse("its path leads upwards");
+        }
+        if way.len() > DEEPEST {
+            return refuse("more than 512 directories are in each other");
         }
         if let Top::Tree { name, is_directory: is_tree } = &self.place.top {
             if way.first().is_none_or(|first| first != TOP) {

@@ -121,6 +121,7 @@ async fn copy_out(
     dest: &Path,
     owners: bool,
 ) -> Result<v1::LeftOut> {
+    check_dest(dest)?;
     let path = request.path.clone();
     let mut replies = answer(client.copy_out(request).await)?;
     let is_directory = begin(&mut replies).await?;
@@ -145,6 +146,21 @@ async fn begin(replies: &mut Streaming<v1::CopyOutReply>) -> Result<bool> {
         Some(copy_out_reply::Kind::Found(found)) => Ok(found.directory),
         _ => bail!("the daemon does not say what it copies; its log may tell more"),
     }
+}
+
+/// Refuses to write what a symbolic link at the place of a copy leads to, unless that is a
+/// directory. A guest may have sent the link for an earlier copy, with any target: the next copy to
+/// the same place would let the guest write that file.
+fn check_dest(dest: &Path) -> Result<()> {
+    let is_link = dest.symlink_metadata().is_ok_and(|found| found.is_symlink());
+    if is_link && !dest.is_dir() {
+        bail!(
+            "{} is a symbolic link, which may come from an earlier copy and is not followed: \
+             remove it, or name the file that it leads to",
+            dest.display()
+        );
+    }
+    Ok(())
 }
 
 /// Refuses a file, or a link, that a guest sends in place of the directory that was asked for. As a
@@ -347,6 +363,28 @@ mod tests {
     fn a_path_in_a_container_ends_with_a_name() {
         assert_eq!(name_of("/etc/hosts/").unwrap(), "hosts");
         assert!(name_of("/etc/..").unwrap_err().to_string().contains("/etc/.."));
+    }
+
+    #[test]
+    fn a_link_from_an_earlier_copy_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("file"), "x").unwrap();
+        std::fs::create_dir(dir.path().join("sub")).unwrap();
+        for (target, link) in [("file", "to-file"), ("none", "to-none"), ("sub", "to-sub")] {
+            std::os::unix::fs::symlink(target, dir.path().join(link)).unwrap();
+        }
+        for (dest, is_refused) in [
+            ("to-file", true),
+            ("to-none", true),
+            ("to-sub", false),
+            ("to-sub/new", false),
+            ("file", false),
+            ("sub", false),
+            ("new", false),
+        ] {
+            let checked = check_dest(&dir.path().join(dest));
+            assert_eq!(checked.is_err(), is_refused, "{dest}: {checked:?}");
+        }
     }
 
     #[test]

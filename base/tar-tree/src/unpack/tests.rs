@@ -354,6 +354,23 @@ impl<R: Read> Read for Counted<R> {
 }
 
 #[test]
+fn depth_is_bounded() {
+    let folder = Folder::new();
+    let deep = |count: usize| {
+        let mut sent = Builder::new(Vec::new());
+        let mut header = header(EntryType::Regular, "x");
+        // The library writes a header for the long name.
+        sent.append_data(&mut header, "a/".repeat(count), io::empty()).unwrap();
+        sent.into_inner().unwrap()
+    };
+    let error = folder.unpack_entries(&deep(DEEPEST + 1)).unwrap_err();
+    assert!(error.to_string().contains("more than 512 directories"), "{error}");
+    assert!(!folder.at("place/a").exists());
+    folder.unpack_entries(&deep(20)).unwrap();
+    assert!(folder.at("place/a/a/a").exists());
+}
+
+#[test]
 fn an_archive_of_the_user_keeps_its_paths_and_hard_links() {
     let folder = Folder::new();
     let entries = [
