@@ -59,10 +59,10 @@ impl Rules {
     }
 }
 
-/// Makes the files of an archive at `place`. A file takes the place of a file or link that is there;
-/// a directory that is there stays, with what the archive does not have. Devices, pipes and sockets
-/// that are there stay, too, and are an error. Returns the files that were left out. What follows
-/// the end of the archive is not read ([`read_end`]).
+/// Makes the files of an archive at `place`. A file replaces a file or a symbolic link that is
+/// there; a directory that is there stays, with what the archive does not have. Devices, pipes and
+/// sockets that are there stay, too, and are an error. Returns the files that were left out. What
+/// follows the end of the archive is not read ([`read_end`]).
 ///
 /// # Errors
 /// The first failure; files before it are there. The file that failed is removed.

@@ -101,8 +101,8 @@ fn send(container: &Copied, request: &CopyOutRequest, sender: &Sender) -> Result
     Ok(reply(copy_out_reply::Kind::End(message(left_out)))?)
 }
 
-/// Unpacks the archive that follows in `input` at the place that `to` names, in a container. Returns
-/// what was left out.
+/// Unpacks the archive that follows in `input` at the place that `to` names, in a container.
+/// Returns what was left out.
 ///
 /// # Errors
 /// There is no such place, the archive is malformed or does not come to its end, a file cannot be
