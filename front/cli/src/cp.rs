@@ -61,8 +61,12 @@ pub async fn cp(node: &NodeArgs, config: &Config, args: &CpArgs) -> Result<i32> 
             let (name, path) = (name.clone(), path.clone());
             let to = v1::CopyInTo { name, path, source: None, owners: args.archive };
             let client = connect(node, config).await?;
-            // What follows the end of the archive is not waited for.
-            copy_in(client, to, send_archive).await.0?
+            match copy_in(client, to, send_archive).await {
+                // Perhaps standard input could not be read: that says more.
+                (Err(told), sending) if sending.is_finished() => both(Err(told), sending).await?,
+                // What follows the end of the archive is not waited for.
+                (told, _) => told?,
+            }
         }
         (CopyEnd::Container { .. }, CopyEnd::Container { .. }) => {
             bail!("nothing is copied between containers: copy to the host, and from there")
