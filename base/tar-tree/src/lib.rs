@@ -15,9 +15,9 @@
 //! path or `..` is refused. The directory of each entry is opened beneath the place, by a call that
 //! follows no symbolic link (openat2(2), `RESOLVE_BENEATH`, `RESOLVE_NO_SYMLINKS`), so a link that
 //! an archive has made leads no later entry elsewhere. A file is made anew, never written through.
-//! Devices, pipes and sockets are never made. [`Rules::of_guest`] makes no hard links and no
-//! set-user-ID programs either. Headers are bounded before they are read, sparse files are refused,
-//! and no size is believed: the room that a file takes is what was sent of it.
+//! Devices, pipes and sockets are never made, and never replaced. [`Rules::of_guest`] makes no hard
+//! links and no set-user-ID programs either. Headers and depths are bounded, sparse files are
+//! refused, and no size is believed: the room that a file takes is what was sent of it.
 //!
 //! Paths of the end that packs, and of the place, are resolved within a root (`RESOLVE_IN_ROOT`):
 //! the root of a container for its agent, and `/` for the host.
@@ -42,7 +42,9 @@ use slipway_printable::line;
 
 pub use pack::pack;
 pub use pieces::{PIECE, PieceReader, PieceWriter};
-pub use place::{Found, Place, Source, find, is_contents, open_directory, place};
+pub use place::{
+    Found, Place, Source, ends_as_directory, find, is_contents, open_directory, place,
+};
 #[cfg(feature = "fuzz")]
 pub use unpack::fuzz::fuzz_unpack;
 pub use unpack::{Rules, read_end, unpack};

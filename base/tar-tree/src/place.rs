@@ -167,8 +167,8 @@ fn plain(name: &OsStr) -> Option<&OsStr> {
     (!is_none).then_some(name)
 }
 
-/// Returns whether a path can only be that of a directory.
-fn ends_as_directory(path: &Path) -> bool {
+/// Returns whether a path can only be that of a directory: it ends with a slash, `.` or `..`.
+pub fn ends_as_directory(path: &Path) -> bool {
     let bytes = path.as_os_str().as_bytes();
     let last = bytes.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     matches!(last, b"" | b"." | b"..")

@@ -11,12 +11,14 @@ use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, UTIME_OMIT, Uid};
+use rustix::fs::{
+    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, UTIME_OMIT, Uid,
+};
 use rustix::io::Errno;
 use tar::{Archive, Entry, EntryType, Header};
 
@@ -28,6 +30,8 @@ use crate::{Error, LeftOut, TOP};
 const HEADERS: u64 = 1 << 20;
 /// The longest path of an entry, bytes: no program could open a longer one.
 const LONGEST: usize = 4095;
+/// The most names of an entry's path. Attributes of all directories on the way are held.
+const DEEPEST: usize = 512;
 /// The most bytes behind the end of an archive: tar(1) fills its last record with zeros.
 const TRAILER: u64 = 1 << 20;
 const BUFFER: usize = 64 << 10;
@@ -55,12 +59,13 @@ impl Rules {
     }
 }
 
-/// Makes the files of an archive at `place`. A file takes the place of one that is there, and of a
-/// link; a directory that is there stays, with what the archive does not have. Returns the files
-/// that were left out. What follows the end of the archive is not read ([`read_end`]).
+/// Makes the files of an archive at `place`. A file replaces a file or a symbolic link that is
+/// there; a directory that is there stays, with what the archive does not have. Devices, pipes and
+/// sockets that are there stay, too, and are an error. Returns the files that were left out. What
+/// follows the end of the archive is not read ([`read_end`]).
 ///
 /// # Errors
-/// The first failure; files before it are there.
+/// The first failure; files before it are there. The file that failed is removed.
 pub fn unpack(archive: impl Read, place: &Place, rules: Rules) -> Result<LeftOut, Error> {
     let left = Rc::new(Cell::new(HEADERS));
     let mut archive = Archive::new(Metered { inner: archive, left: Rc::clone(&left) });
@@ -186,12 +191,19 @@ impl Unpacker<'_> {
         if way.iter().any(|part| part == "..") {
             return refuse("its path leads upwards");
         }
+        if way.len() > DEEPEST {
+            return refuse("more than 512 directories are in each other");
+        }
         if let Top::Tree { name, is_directory: is_tree } = &self.place.top {
             if way.first().is_none_or(|first| first != TOP) {
                 return refuse("nobody asked for it");
             }
             if way.len() == 1 && is_directory != *is_tree {
                 return refuse("it is a directory where a file was announced, or the reverse");
+            }
+            // A directory with the name of a file is not filled in that file's place.
+            if way.len() > 1 && !*is_tree {
+                return refuse("nobody asked for it");
             }
             drop(way.splice(..1, name.clone()));
         }
@@ -245,9 +257,21 @@ impl Unpacker<'_> {
         Ok((directory, name.as_os_str()))
     }
 
-    /// Opens the directory of the entry at `way`, from which a file with its name is removed.
+    /// Opens the directory of the entry at `way`, from which a file or link with its name is
+    /// removed.
     fn room<'w>(&self, way: &'w [OsString]) -> Result<(OwnedFd, &'w OsStr), Error> {
         let (directory, name) = self.above(way)?;
+        let refuse = |reason| Err(Error::refused(&path_of(way), reason));
+        let stat = match rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Ok((directory, name)),
+            stat => stat.map_err(|errno| failed(way, errno))?,
+        };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile | FileType::Symlink => {}
+            FileType::Directory => return refuse("a directory is there, which no file replaces"),
+            // Those of the host's /dev, above all.
+            _ => return refuse("a device, a pipe or a socket is there, which is not replaced"),
+        }
         match rustix::fs::unlinkat(&directory, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok((directory, name)),
             Err(errno) => Err(failed(way, errno)),
@@ -277,6 +301,22 @@ impl Unpacker<'_> {
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&directory, name, flags, Mode::from_raw_mode(0o600));
         let mut file = File::from(file.map_err(|errno| failed(way, errno))?);
+        let filled = self.fill(&mut file, entry, way);
+        let made = filled.and_then(|()| attributes.set(&file, way));
+        if made.is_err() {
+            // A part of it could be taken for the whole.
+            let _ = rustix::fs::unlinkat(&directory, name, AtFlags::empty());
+        }
+        made
+    }
+
+    /// Writes the content of an entry, which is at `way`, to a file.
+    fn fill<R: Read>(
+        &mut self,
+        file: &mut File,
+        entry: &mut Entry<'_, R>,
+        way: &[OsString],
+    ) -> Result<(), Error> {
         let mut left = entry.size();
         while left > 0 {
             let read = match entry.read(&mut self.buffer) {
@@ -289,7 +329,7 @@ impl Unpacker<'_> {
             written.map_err(|cause| Error::file(&path_of(way), cause))?;
             left = left.saturating_sub(read as u64);
         }
-        attributes.set(&file, way)
+        Ok(())
     }
 
     fn add_symlink(
@@ -302,10 +342,8 @@ impl Unpacker<'_> {
         let made = rustix::fs::symlinkat(target, &directory, name);
         made.map_err(|errno| failed(way, errno))?;
         let Attributes { owner, times, .. } = attributes;
-        if let Some((uid, gid)) = owner {
-            let flags = AtFlags::SYMLINK_NOFOLLOW;
-            let given = rustix::fs::chownat(&directory, name, Some(uid), Some(gid), flags);
-            given.map_err(|errno| failed(way, errno))?;
+        if let Some(owner) = owner {
+            give_link(directory.as_fd(), way, owner)?;
         }
         // Not all file systems have times of links.
         let _ = rustix::fs::utimensat(&directory, name, &times, AtFlags::SYMLINK_NOFOLLOW);
@@ -322,6 +360,26 @@ impl Unpacker<'_> {
         let made = rustix::fs::linkat(&from, old, &directory, name, AtFlags::empty());
         made.map_err(|errno| failed(way, errno))
     }
+}
+
+/// Gives the symbolic link at `way`, in the open directory `directory`, an owner. By its name the
+/// owner of another file could change: someone who may write in the directory can put a hard link
+/// to any file in the place of the symbolic link.
+fn give_link(
+    directory: BorrowedFd<'_>,
+    way: &[OsString],
+    (uid, gid): (Uid, Gid),
+) -> Result<(), Error> {
+    let failed = |errno| failed(way, errno);
+    let name = way.last().map(OsString::as_os_str).unwrap_or_default();
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let link = rustix::fs::openat(directory, name, flags, Mode::empty()).map_err(failed)?;
+    let stat = rustix::fs::fstat(&link).map_err(failed)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
+        return Err(Error::refused(&path_of(way), "another file has taken the place of this link"));
+    }
+    let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
+    rustix::fs::chownat(&link, "", Some(uid), Some(gid), flags).map_err(failed)
 }
 
 const SPARSE: &str = "it is a sparse file, which is not unpacked: make the archive without them";

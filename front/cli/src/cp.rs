@@ -15,8 +15,8 @@ use rustix::fs::{Mode, OFlags};
 use slipway_runtime::v1::{self, copy_in_request, copy_out_reply};
 use slipway_runtime::{Config, SandboxClient};
 use slipway_tar_tree::{
-    Error, LeftOut, PIECE, PieceReader, PieceWriter, Place, Rules, Source, TOP, find, is_contents,
-    pack, place, read_end, unpack,
+    Error, LeftOut, PIECE, PieceReader, PieceWriter, Place, Rules, Source, TOP, ends_as_directory,
+    find, is_contents, pack, place, read_end, unpack,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -61,8 +61,12 @@ pub async fn cp(node: &NodeArgs, config: &Config, args: &CpArgs) -> Result<i32> 
             let (name, path) = (name.clone(), path.clone());
             let to = v1::CopyInTo { name, path, source: None, owners: args.archive };
             let client = connect(node, config).await?;
-            // What follows the end of the archive is not waited for.
-            copy_in(client, to, send_archive).await.0?
+            match copy_in(client, to, send_archive).await {
+                // Perhaps standard input could not be read: that says more.
+                (Err(told), sending) if sending.is_finished() => both(Err(told), sending).await?,
+                // What follows the end of the archive is not waited for.
+                (told, _) => told?,
+            }
         }
         (CopyEnd::Container { .. }, CopyEnd::Container { .. }) => {
             bail!("nothing is copied between containers: copy to the host, and from there")
@@ -121,9 +125,11 @@ async fn copy_out(
     dest: &Path,
     owners: bool,
 ) -> Result<v1::LeftOut> {
+    check_dest(dest)?;
     let path = request.path.clone();
     let mut replies = answer(client.copy_out(request).await)?;
     let is_directory = begin(&mut replies).await?;
+    check_kind(&path, is_directory)?;
     let is_contents = is_contents(Path::new(&path));
     let name = if is_contents { OsStr::new("") } else { name_of(&path)? };
     let source = Source { is_directory, is_contents, name };
@@ -144,6 +150,30 @@ async fn begin(replies: &mut Streaming<v1::CopyOutReply>) -> Result<bool> {
         Some(copy_out_reply::Kind::Found(found)) => Ok(found.directory),
         _ => bail!("the daemon does not say what it copies; its log may tell more"),
     }
+}
+
+/// Refuses to write what a symbolic link at the place of a copy leads to, unless that is a
+/// directory. A guest may have sent the link for an earlier copy, with any target: the next copy to
+/// the same place would let the guest write that file.
+fn check_dest(dest: &Path) -> Result<()> {
+    let is_link = dest.symlink_metadata().is_ok_and(|found| found.is_symlink());
+    if is_link && !dest.is_dir() {
+        bail!(
+            "{} is a symbolic link, which may come from an earlier copy and is not followed: \
+             remove it, or name the file that it leads to",
+            dest.display()
+        );
+    }
+    Ok(())
+}
+
+/// Refuses a file, or a link, that a guest sends in place of the directory that was asked for. As a
+/// link with the directory's name, it would lead the next copy to this place elsewhere.
+fn check_kind(path: &str, is_directory: bool) -> Result<()> {
+    if !is_directory && ends_as_directory(Path::new(path)) {
+        bail!("the sandbox sends a file in place of the directory {path}, which is not taken");
+    }
+    Ok(())
 }
 
 /// Returns the next piece of an archive, or what was left out at its end.
@@ -236,8 +266,9 @@ async fn copy_in(
 async fn both(told: Result<v1::LeftOut>, packing: Packing) -> Result<v1::LeftOut> {
     let own = match packing.await.context("packing")? {
         Ok(own) => own,
-        // The archive broke off since nobody took it any more: the answer says why.
-        Err(error) if told.is_err() && is_broken(&error) => LeftOut::default(),
+        // Nobody took the rest any more: the answer says why. After success, the rest was the end
+        // of the archive, which its reader need not take.
+        Err(error) if is_broken(&error) => LeftOut::default(),
         Err(error) => return Err(message(error)),
     };
     Ok(sum(told?, own))
@@ -336,6 +367,56 @@ mod tests {
     fn a_path_in_a_container_ends_with_a_name() {
         assert_eq!(name_of("/etc/hosts/").unwrap(), "hosts");
         assert!(name_of("/etc/..").unwrap_err().to_string().contains("/etc/.."));
+    }
+
+    #[test]
+    fn a_link_from_an_earlier_copy_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("file"), "x").unwrap();
+        std::fs::create_dir(dir.path().join("sub")).unwrap();
+        for (target, link) in [("file", "to-file"), ("none", "to-none"), ("sub", "to-sub")] {
+            std::os::unix::fs::symlink(target, dir.path().join(link)).unwrap();
+        }
+        for (dest, is_refused) in [
+            ("to-file", true),
+            ("to-none", true),
+            ("to-sub", false),
+            ("to-sub/new", false),
+            ("file", false),
+            ("sub", false),
+            ("new", false),
+        ] {
+            let checked = check_dest(&dir.path().join(dest));
+            assert_eq!(checked.is_err(), is_refused, "{dest}: {checked:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_not_taken_for_a_directory() {
+        for path in ["/out/", "/out/.", "/out/..", "/"] {
+            let error = check_kind(path, false).unwrap_err().to_string();
+            assert!(error.contains(path), "{error}");
+            check_kind(path, true).unwrap();
+        }
+        check_kind("/out", false).unwrap();
+        check_kind("/out", true).unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_end_of_an_archive_need_not_be_taken() {
+        let packing = |kind: io::ErrorKind| {
+            tokio::task::spawn_blocking(move || {
+                Err(Error::File { path: "top".to_owned(), cause: kind.into() })
+            })
+        };
+        let left_out = || v1::LeftOut { count: 1, first: "a".to_owned() };
+        let broken = io::ErrorKind::BrokenPipe;
+        assert_eq!(both(Ok(left_out()), packing(broken)).await.unwrap(), left_out());
+        let told = both(Err(anyhow::anyhow!("no room")), packing(broken)).await;
+        assert_eq!(told.unwrap_err().to_string(), "no room");
+        // A file that cannot be read is no success, whatever the answer.
+        let unread = both(Ok(left_out()), packing(io::ErrorKind::PermissionDenied)).await;
+        assert!(unread.unwrap_err().to_string().starts_with("top: "));
     }
 
     #[test]

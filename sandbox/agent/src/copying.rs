@@ -4,13 +4,15 @@
 //! happens on a thread which has entered the container's mount namespace, so that volumes and other
 //! mounts are there as the container's programs see them. Paths are resolved in the container's
 //! root, out of which no link leads. The archive goes through a short queue, so that a host that
-//! takes nothing has the thread wait.
+//! takes nothing has the thread wait. The wait ends with the container: the thread would keep the
+//! mounts of a container that is removed, and with them its disks.
 
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use rustix::fs::{Mode, OFlags};
@@ -20,11 +22,14 @@ use slipway_agent_protocol::v1::{
     copy_out_reply,
 };
 use slipway_tar_tree::{PieceReader, PieceWriter, Rules, Source, find, pack, place, unpack};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
+use crate::container::Container;
 use crate::copies;
+use crate::process::Process;
 use crate::statuses::precondition;
 
 /// The most pieces of an archive that wait.
@@ -34,13 +39,46 @@ const QUEUE: usize = 4;
 pub type Outgoing = ReceiverStream<Result<CopyOutReply, Status>>;
 type Sender = mpsc::Sender<Result<CopyOutReply, Status>>;
 
-/// Sends what `request` names from the container of a process, of which `process` is a pidfd.
-/// Dropping the replies ends that.
-pub fn copy_out(process: OwnedFd, request: CopyOutRequest) -> Outgoing {
+/// The container at the guest's end of a copy.
+pub struct Copied {
+    /// A pidfd of the first process.
+    process: OwnedFd,
+    main: Arc<Process>,
+    runtime: Handle,
+}
+
+impl Copied {
+    /// Returns the end of a copy in `container`. The caller must be in the agent's runtime.
+    ///
+    /// # Errors
+    /// The container does not run.
+    pub fn of(container: &Container) -> Result<Self> {
+        let (process, main) = (container.first_process()?, Arc::clone(&container.main));
+        Ok(Self { process, main, runtime: Handle::current() })
+    }
+
+    /// Has a thread of its own wait for `exchanged`, a message to the host or from it.
+    ///
+    /// # Errors
+    /// The container has ended.
+    fn wait<T>(&self, exchanged: impl Future<Output = T>) -> io::Result<T> {
+        self.runtime.block_on(async {
+            tokio::select! {
+                biased;
+                _ = self.main.ended() => Err(io::Error::other("the container has ended")),
+                exchanged = exchanged => Ok(exchanged),
+            }
+        })
+    }
+}
+
+/// Sends what `request` names from a container. Dropping the replies ends that, and so does the end
+/// of the container.
+pub fn copy_out(container: Copied, request: CopyOutRequest) -> Outgoing {
     let (sender, replies) = mpsc::channel(QUEUE);
     tokio::spawn(async move {
         let own = sender.clone();
-        let sent = copies::within(move || send(&process, &request, &own)).await;
+        let sent = copies::within(move || send(&container, &request, &own)).await;
         if let Err(error) = sent {
             // Without a receiver nobody asks any more.
             let _ = sender.send(Err(precondition(error))).await;
@@ -50,12 +88,12 @@ pub fn copy_out(process: OwnedFd, request: CopyOutRequest) -> Outgoing {
 }
 
 /// Packs and sends a file or directory. Runs on a thread of its own.
-fn send(process: &OwnedFd, request: &CopyOutRequest, sender: &Sender) -> Result<()> {
+fn send(container: &Copied, request: &CopyOutRequest, sender: &Sender) -> Result<()> {
     let reply = |kind| {
-        let sent = sender.blocking_send(Ok(CopyOutReply { kind: Some(kind) }));
-        sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))
+        let sent = container.wait(sender.send(Ok(CopyOutReply { kind: Some(kind) })));
+        sent.and_then(|sent| sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe)))
     };
-    let root = enter(process)?;
+    let root = enter(&container.process)?;
     let found = find(root.as_fd(), Path::new(&request.path), request.follow)?;
     reply(copy_out_reply::Kind::Found(CopyFound { directory: found.is_directory() }))?;
     let writer = PieceWriter::new(|piece| reply(copy_out_reply::Kind::Data(piece)));
@@ -63,20 +101,20 @@ fn send(process: &OwnedFd, request: &CopyOutRequest, sender: &Sender) -> Result<
     Ok(reply(copy_out_reply::Kind::End(message(left_out)))?)
 }
 
-/// Unpacks the archive that follows in `input` at the place that `to` names, in the container of a
-/// process, of which `process` is a pidfd. Returns what was left out.
+/// Unpacks the archive that follows in `input` at the place that `to` names, in a container.
+/// Returns what was left out.
 ///
 /// # Errors
-/// There is no such place, the archive is malformed or does not come to its end, or a file cannot
-/// be made. Those before it are there.
+/// There is no such place, the archive is malformed or does not come to its end, a file cannot be
+/// made, or the container ends. The files before that are there.
 pub async fn copy_in(
-    process: OwnedFd,
+    container: Copied,
     to: CopyInTo,
     input: Streaming<CopyInRequest>,
 ) -> Result<LeftOut> {
     let (sender, pieces) = mpsc::channel(QUEUE);
     let taking = tokio::spawn(take_in(input, sender));
-    let unpacked = copies::within(move || receive(&process, &to, pieces)).await;
+    let unpacked = copies::within(move || receive(&container, &to, pieces)).await;
     taking.abort();
     unpacked
 }
@@ -99,20 +137,20 @@ async fn take_in(mut input: Streaming<CopyInRequest>, sender: mpsc::Sender<Optio
 
 /// Unpacks an archive. Runs on a thread of its own.
 fn receive(
-    process: &OwnedFd,
+    container: &Copied,
     to: &CopyInTo,
     mut pieces: mpsc::Receiver<Option<Vec<u8>>>,
 ) -> Result<LeftOut> {
-    let root = enter(process)?;
+    let root = enter(&container.process)?;
     let source = to.source.as_ref().map(|source| Source {
         is_directory: source.directory,
         is_contents: source.contents,
         name: OsStr::from_bytes(&source.name),
     });
     let place = place(root.as_fd(), Path::new(&to.path), source)?;
-    let reader = PieceReader::new(|| match pieces.blocking_recv() {
-        Some(piece) => Ok(piece),
-        None => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it breaks off")),
+    let reader = PieceReader::new(|| {
+        let broken = || io::Error::new(io::ErrorKind::UnexpectedEof, "it breaks off");
+        container.wait(pieces.recv()).and_then(|piece| piece.ok_or_else(broken))
     });
     let left_out = unpack(reader, &place, Rules::of_host(to.owners))?;
     Ok(message(left_out))

@@ -23,7 +23,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::agent::Agent;
 use crate::connect::Connection;
-use crate::copying::{self, Outgoing};
+use crate::copying::{self, Copied, Outgoing};
 use crate::log;
 use crate::statuses::{internal, invalid, precondition, status};
 use crate::stdio::Attachment;
@@ -304,8 +304,8 @@ impl AgentService for Service {
     async fn copy_out(&self, request: Request<CopyOutRequest>) -> Reply<Outgoing> {
         let request = request.into_inner();
         let container = self.0.container(&request.container_id)?;
-        let process = container.first_process().map_err(precondition)?;
-        Ok(Response::new(copying::copy_out(process, request)))
+        let container = Copied::of(&container).map_err(precondition)?;
+        Ok(Response::new(copying::copy_out(container, request)))
     }
 
     async fn copy_in(&self, request: Request<Streaming<CopyInRequest>>) -> Reply<CopyInReply> {
@@ -315,8 +315,8 @@ impl AgentService for Service {
             return Err(Status::invalid_argument("the first message must name the place"));
         };
         let container = self.0.container(&to.container_id)?;
-        let process = container.first_process().map_err(precondition)?;
-        let left_out = copying::copy_in(process, to, input).await.map_err(precondition)?;
+        let container = Copied::of(&container).map_err(precondition)?;
+        let left_out = copying::copy_in(container, to, input).await.map_err(precondition)?;
         Ok(Response::new(CopyInReply { left_out: Some(left_out) }))
     }
 

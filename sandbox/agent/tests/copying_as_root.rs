@@ -14,6 +14,7 @@ use harness::{Sandbox, container, script};
 use rustix::fs::{Mode, OFlags};
 use slipway_agent_protocol::v1::*;
 use slipway_tar_tree::{LeftOut as Left, PIECE, Rules, Source, TOP, find, pack, place, unpack};
+use tokio_stream::StreamExt;
 use tonic::Status;
 
 fn open(path: &Path) -> OwnedFd {
@@ -133,6 +134,46 @@ async fn a_copy_stays_in_its_container() {
     let broken = copy_in(&mut sandbox, to("/home/half", false, "x"), &sent[..600], false).await;
     let error = broken.unwrap_err();
     assert!(error.message().contains("breaks off"), "{error}");
+}
+
+/// The host takes nothing of one copy, and sends no more of another. Both end with the container,
+/// whose mounts they would keep otherwise.
+#[tokio::test]
+async fn a_copy_ends_with_its_container() {
+    let Some(mut sandbox) = Sandbox::start("a_copy_ends_with_its_container").await else { return };
+    sandbox.create(container("a", script("sleep 1000"))).await;
+    sandbox.start_container("a").await;
+    // More than waits on the way to a host that takes nothing.
+    let make = "dd if=/dev/zero of=/home/large bs=1 count=0 seek=1073741824 2>/dev/null";
+    sandbox.exec("a", script(make)).await.unwrap();
+    let (container_id, path) = ("a".to_owned(), "/home/large".to_owned());
+    let request = CopyOutRequest { container_id, path, follow: false, name: TOP.into() };
+    let mut replies = sandbox.client.copy_out(request).await.unwrap().into_inner();
+
+    let host = tempfile::tempdir().unwrap();
+    std::fs::write(host.path().join("file"), [1; 4096]).unwrap();
+    let sent = archive(host.path(), "/file")[..1024].to_vec();
+    let kinds = [
+        copy_in_request::Kind::To(to("/home/half", false, "x")),
+        copy_in_request::Kind::Data(sent),
+    ];
+    let messages = kinds.map(|kind| CopyInRequest { kind: Some(kind) });
+    let endless = tokio_stream::iter(messages).chain(tokio_stream::pending());
+    let mut client = sandbox.client.clone();
+    let copying = tokio::spawn(async move { client.copy_in(endless).await });
+    let begun = "until [ -e /home/half ]; do sleep 0.01; done";
+    sandbox.exec("a", script(begun)).await.unwrap();
+
+    sandbox.remove("a").await;
+    let error = copying.await.unwrap().unwrap_err();
+    assert!(error.message().contains("the container has ended"), "{error}");
+    let error = loop {
+        match replies.message().await {
+            Ok(reply) => assert!(reply.is_some(), "an end without an error"),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.message().contains("the container has ended"), "{error}");
 }
 
 #[tokio::test]

@@ -111,13 +111,19 @@ pub(crate) async fn copy_in(
     Ok(v1::CopyInReply { left_out: reply.left_out.map(told) })
 }
 
-/// Carries a client's archive to the guest. If the client leaves before its end, the guest's copy
-/// breaks off.
+/// Carries a client's archive to the guest, until the guest's copy has ended. If the client leaves
+/// before the archive's end, the guest's copy breaks off.
 async fn forward(
     mut messages: Streaming<v1::CopyInRequest>,
     input: mpsc::Sender<copy_in_request::Kind>,
 ) {
-    while let Ok(Some(message)) = messages.message().await {
+    loop {
+        let message = tokio::select! {
+            // A client that sends nothing more is not waited for.
+            () = input.closed() => return,
+            message = messages.message() => message,
+        };
+        let Ok(Some(message)) = message else { return };
         let kind = match message.kind {
             Some(v1::copy_in_request::Kind::Data(data)) => copy_in_request::Kind::Data(data),
             Some(v1::copy_in_request::Kind::End(end)) => copy_in_request::Kind::End(end),

@@ -39,6 +39,13 @@ impl Folder {
         unpack(archive, &place, Rules::of_guest(false))
     }
 
+    /// Unpacks the archive of a file as `in` in the directory `place`, which is found before.
+    fn unpack_file(&self, archive: &[u8], owners: bool) -> Result<LeftOut, Error> {
+        let source = Source { is_directory: false, is_contents: false, name: OsStr::new("in") };
+        let place = place(self.root().as_fd(), Path::new("/place"), Some(source)).unwrap();
+        unpack(archive, &place, Rules::of_guest(owners))
+    }
+
     /// Unpacks an archive of the host's user in `/place`, as it is.
     fn unpack_entries(&self, archive: &[u8]) -> Result<LeftOut, Error> {
         let place = place(self.root().as_fd(), Path::new("/place"), None).unwrap();
@@ -221,6 +228,70 @@ fn no_entry_leads_out_of_the_place() {
 }
 
 #[test]
+fn a_file_that_was_announced_is_all_that_comes() {
+    let hostile = [
+        vec![file("top/x", b"x")],
+        vec![directory("top/in/")],
+        vec![file("top", b"fine"), link(EntryType::Symlink, "top/x", "/")],
+    ];
+    for (at, hostile) in hostile.into_iter().enumerate() {
+        let folder = Folder::new();
+        if at < 2 {
+            // A directory is there already, which has the name of the file.
+            std::fs::create_dir(folder.at("place/in")).unwrap();
+        }
+        let error = folder.unpack_file(&archive(hostile), false).unwrap_err();
+        assert!(error.to_string().contains("nobody asked for it"), "{at}: {error}");
+        let in_it = std::fs::read_dir(folder.at("place/in"));
+        assert_eq!(in_it.map(Iterator::count).unwrap_or_default(), 0);
+    }
+    let folder = Folder::new();
+    folder.unpack_file(&archive([file("top", b"x")]), false).unwrap();
+    assert_eq!(folder.read("place/in"), "x");
+}
+
+#[test]
+fn only_files_and_links_are_replaced() {
+    let folder = Folder::new();
+    let made = std::process::Command::new("mkfifo").arg(folder.at("place/in")).status();
+    assert!(made.unwrap().success());
+    let sent = archive([file("top", b"x")]);
+    let error = folder.unpack_file(&sent, false).unwrap_err();
+    assert!(error.to_string().contains("a pipe or a socket is there"), "{error}");
+    let is_pipe = folder.at("place/in").symlink_metadata().unwrap().file_type().is_fifo();
+    assert!(is_pipe, "it is there still");
+    std::fs::remove_file(folder.at("place/in")).unwrap();
+    std::fs::create_dir(folder.at("place/in")).unwrap();
+    let error = folder.unpack_file(&sent, false).unwrap_err();
+    assert!(error.to_string().contains("a directory is there"), "{error}");
+    std::fs::remove_dir(folder.at("place/in")).unwrap();
+    symlink("../beside/new", folder.at("place/in")).unwrap();
+    folder.unpack_file(&sent, false).unwrap();
+    assert_eq!(folder.read("place/in"), "x");
+    folder.nothing_is_beside();
+}
+
+#[test]
+fn the_owner_of_a_link_is_given_to_the_link() {
+    let folder = Folder::new();
+    std::fs::write(folder.at("beside/file"), "x").unwrap();
+    let own = folder.at("beside/file").metadata().unwrap();
+    let mut linked = header(EntryType::Symlink, "top");
+    linked.set_link_name_literal("../beside/file").unwrap();
+    linked.set_uid(own.uid().into());
+    linked.set_gid(own.gid().into());
+    linked.set_cksum();
+    folder.unpack_file(&archive([(linked, b"".as_slice())]), true).unwrap();
+    let link = folder.at("place/in").symlink_metadata().unwrap();
+    assert_eq!((link.is_symlink(), link.uid(), link.gid()), (true, own.uid(), own.gid()));
+    // Another file in the place of the link keeps its owner.
+    let owner = (Uid::from_raw(own.uid()), Gid::from_raw(own.gid()));
+    let directory = rustix::fs::open(folder.at("beside"), OFlags::PATH, Mode::empty()).unwrap();
+    let error = give_link(directory.as_fd(), &["file".into()], owner).unwrap_err();
+    assert!(error.to_string().contains("another file"), "{error}");
+}
+
+#[test]
 fn a_link_is_replaced_and_not_written_through() {
     let folder = Folder::new();
     std::fs::write(folder.at("place/kept"), "kept").unwrap();
@@ -243,7 +314,7 @@ fn what_is_announced_is_not_believed() {
     sent.extend(huge.as_bytes());
     sent.extend([7; 512]);
     assert!(matches!(folder.unpack(&sent), Err(Error::Archive(_))));
-    assert_eq!(folder.at("place/in/huge").metadata().unwrap().len(), 512);
+    assert!(!folder.at("place/in/huge").exists(), "a part of a file is not left");
     // A header of 1 GiB: it is given up long before its end.
     for kind in [EntryType::XHeader, EntryType::GNULongName, EntryType::GNULongLink] {
         let mut long = header(kind, "long");
@@ -280,6 +351,23 @@ impl<R: Read> Read for Counted<R> {
         self.count += read as u64;
         Ok(read)
     }
+}
+
+#[test]
+fn depth_is_bounded() {
+    let folder = Folder::new();
+    let deep = |count: usize| {
+        let mut sent = Builder::new(Vec::new());
+        let mut header = header(EntryType::Regular, "x");
+        // The library writes a header for the long name.
+        sent.append_data(&mut header, "a/".repeat(count), io::empty()).unwrap();
+        sent.into_inner().unwrap()
+    };
+    let error = folder.unpack_entries(&deep(DEEPEST + 1)).unwrap_err();
+    assert!(error.to_string().contains("more than 512 directories"), "{error}");
+    assert!(!folder.at("place/a").exists());
+    folder.unpack_entries(&deep(20)).unwrap();
+    assert!(folder.at("place/a/a/a").exists());
 }
 
 #[test]
