@@ -27,6 +27,14 @@ ok "metrics tell forks of the node's own templates apart"
 
 # Sandboxes that start together are forks without being told to. Of few, the first burst boots, and of more than two for
 # each CPU, it waits for the template: one boot, and no kernel's stage in any of them.
+# burst COUNT OPTION...: how sandboxes that start together began.
+burst() {
+    timeout 600 "$slipway" run --rm --count "$1" --timeline "$work/burst.json" "${@:2}" "$image" -- true >/dev/null 2>"$work/burst" ||
+        fail "a burst of $*: $(tail -n 5 "$work/burst"; explain)"
+    python3 -c 'import collections, json, sys
+ways = collections.Counter("fork" if {"resume"} <= {one["name"] for one in run["stages"]} else "boot" for run in json.load(open(sys.argv[1])))
+print(*(f"{way} {count}" for way, count in sorted(ways.items())))' "$work/burst.json"
+}
 many=$((2 * $(nproc) + 1))
 began=$(burst 2 --network none --memory 288M); [ "$began" = "boot 2" ] || fail "two sandboxes do not boot: $began: $(templates) $(explain)"
 wait_until 120 has 3 || fail "no template is made of two that booted: $(templates) $(explain)"

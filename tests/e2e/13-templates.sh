@@ -172,19 +172,15 @@ says "an MTU of 1400, not virtio, 0 and 1500" run --rm --from small "$image" -- 
 "$slipway" template rm small >/dev/null || fail "template rm: $(explain)"
 ok "a template has the MTU that it is made with"
 
-# Templates of the node's own: the first sandbox boots and has the template made, the next one is a fork. Many that start
-# together wait for their template. 13-template-auto has the rest.
+# Templates of the node's own: the first sandbox boots and has the template made, the next one is a fork. 13-template-auto has
+# the rest: several forks at once take an emulated server longer than an agent may take to answer.
 [ "$(automatic)" = boot ] || fail "there is a template already: $(templates) $(explain)"
 wait_until 120 has 1 || fail "no template is made: $(templates) $(explain)"
 templates | grep -qx 'auto-[0-9a-f]* 256 1 virtio' || fail "templates: $(templates)"
 [ "$(automatic)" = fork ] || fail "the second sandbox boots: $(templates) $(explain)"
-many=$((2 * $(nproc) + 1))
-began=$(burst "$many" --network none)
-[ "$began" = "fork $many" ] || fail "of $many sandboxes some boot: $began: $(templates) $(explain)"
-has 2 || fail "no template of a burst, or several: $(templates)"
 [ -z "$("$slipway" ps --quiet)" ] || fail "a sandbox is left: $("$slipway" ps)"
-for name in $(templates | cut -d ' ' -f 1); do "$slipway" template rm "$name" >/dev/null || fail "template rm: $(explain)"; done
-ok "the node makes a template of a machine that is asked for with --from auto, and later sandboxes of it are forks"
+"$slipway" template rm "$(templates | cut -d ' ' -f 1)" >/dev/null || fail "template rm: $(explain)"
+ok "the node makes a template of a machine that is asked for with --from auto, and the next sandbox of it is a fork"
 
 # Killed while it is saved: the next daemon has no template, no sandbox and no file of it.
 "$slipway" template create cut >/dev/null 2>&1 &

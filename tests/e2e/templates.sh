@@ -35,13 +35,5 @@ stages = stages[0]["stages"] if isinstance(stages, list) else stages["stages"]
 print("fork" if any(one["name"] == "resume" for one in stages) else "boot")' "$1"; }
 # automatic OPTION...: runs a sandbox with --from auto, and says how it began.
 automatic() { timeout 300 "$slipway" run --rm --from auto --timeline "$work/auto.json" "$@" "$image" -- true && began "$work/auto.json"; }
-# burst COUNT OPTION...: how sandboxes that start together began.
-burst() {
-    timeout 600 "$slipway" run --rm --count "$1" --timeline "$work/burst.json" "${@:2}" "$image" -- true >/dev/null 2>"$work/burst" ||
-        fail "a burst of $*: $(tail -n 5 "$work/burst"; explain)"
-    python3 -c 'import collections, json, sys
-ways = collections.Counter("fork" if {"resume"} <= {one["name"] for one in run["stages"]} else "boot" for run in json.load(open(sys.argv[1])))
-print(*(f"{way} {count}" for way, count in sorted(ways.items())))' "$work/burst.json"
-}
 # need_native: the rest of a test needs slipway-vmm.
 need_native() { [ "${SLIPWAY_VMM:-}" = native ] || skip "slipway-vmm on KVM (SLIPWAY_VMM=native): lab/kvm-host --test $test_name SLIPWAY"; }
