@@ -53,8 +53,8 @@ shell: core ## a shell in a microVM, in the demo's image
 	@deploy/setup/setup.sh run demo
 	@deploy/demo.sh --shell $(TARGET)/release/slipway
 
-test: build ## every test: units, end to end, a short round of fuzzing
-	@deploy/setup/setup.sh run driver test fuzz
+test: build ## every test: units, end to end
+	@deploy/setup/setup.sh run driver test
 	@deploy/check/test.sh $(TARGET)/release/slipway
 
 check: ## format, lints, docs, licences, the floor rule

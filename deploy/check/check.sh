@@ -22,7 +22,7 @@ scripts() {
         xargs -0 shellcheck -x -S warning -e SC2154
 }
 
-# The fuzz targets are a workspace of their own, built at the end of `make test`: its lock is looked at here.
+# The fuzz targets are a workspace of their own, built by `make fuzz`: its lock is looked at here.
 fuzz_lock() { cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null; }
 
 part format cargo fmt --all --check

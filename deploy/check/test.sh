@@ -188,11 +188,11 @@ share_images() {
         mv "$second/images.new" "$second/images"
 }
 
-# The unit tests are compiled while the end-to-end tests run, which wait for most of their time, and the fuzz targets
-# after them: with the scheduling policy SCHED_IDLE this takes only processor time that nothing else wants. Both are
-# compiled again below, so errors are told there. In a process group of its own, so that it ends with this script.
+# The unit tests are compiled while the end-to-end tests run, which wait for a part of their time: with the scheduling policy
+# SCHED_IDLE this takes only processor time that nothing else wants. They are compiled again below, so errors are told
+# there. In a process group of its own, so that it ends with this script.
 set -m
-chrt --idle 0 bash -c "cargo test --locked $unit_tests --no-run; touch $logs/compiled; fuzz/run --build" \
+chrt --idle 0 bash -c "cargo test --locked $unit_tests --no-run; touch $logs/compiled" \
     </dev/null >"$logs/compiling" 2>&1 &
 compiling=$!
 set +m
@@ -235,10 +235,8 @@ fi
 export SLIPWAY_TEST_SCOPE=$unit_tests
 in_lanes $lanes "${programs[@]}" "${units[@]}"
 [ ! -e "$logs/units-failed" ] || echo units >>"$logs/failed"
-printf '== the rest of the fuzz targets is compiled (%s)\n' "$(clock $SECONDS)"
 wait "$compiling"
 beside=()
-part fuzz . fuzz/run --total 100
 
 skipped=$(grep -rhoE '^ *SKIPPED: .*' "$logs" | sed 's/^ *//' | sort -u)
 if [ -n "$skipped" ]; then
