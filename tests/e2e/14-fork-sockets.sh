@@ -82,7 +82,8 @@ automatic() {
     timeout 300 "$slipway" run --rm --sockets --from auto --timeline "$work/auto.json" "${machine[@]}" "$image" -- sh -c 'test -S "$SLIPWAY_SOCKET"' &&
         began "$work/auto.json"
 }
-made() { "$slipway" template ls --json | grep -q '"auto-'; }
+made() { "$slipway" template ls --json | python3 -c 'import json, sys
+sys.exit(not any(one["name"].startswith("auto-") and one["sockets"] for one in json.load(sys.stdin)))'; }
 [ "$(automatic)" = boot ] || fail "there is a template already: $("$slipway" template ls; why)"
 wait_until 120 made || fail "no template is made: $(why)"
 [ "$(automatic)" = fork ] || fail "the second sandbox boots: $("$slipway" template ls; why)"
