@@ -154,7 +154,8 @@ def frames(state, pairs):
     known = Known(state)
     for name, peer in pairs:
         seen = said(state, name, "done")
-        talks = {peer} | {one for one, box in known.boxes.items() if box["peer"] == name}
+        # Its own marks come back in ICMP's "port unreachable", from a peer that serves not yet or asks no more.
+        talks = {name, peer} | {one for one, box in known.boxes.items() if box["peer"] == name}
         owners = [known.owner(digest) or ("some", "unknown") for digest in seen["frames"]]
         if ("frame", peer) not in owners:
             yield f"{name} has seen no frame of {peer} among {seen['count']}: nothing was searched"
