@@ -36,7 +36,7 @@ ok "KVM probed, chosen and used in an emulated server, by slipway-vmm and by QEM
 say "$(sed -n 's/^kvm-host: \(.* kills:\)/\1/p' "$work/lab")"
 ok "two sandboxes on slipway-vmm outlived killed daemons, and every byte of a disk and of a TCP stream was right"
 # The end-to-end tests of what only slipway-vmm has: in the server they take a few minutes. `make soak` runs others there.
-tests=(13-templates 14-forks 14-fork-sockets 16-snapshots 19-image-templates)
+tests=(13-templates 14-forks 16-snapshots)
 options=()
 for name in "${tests[@]}"; do options+=(--test "$name"); done
 in_server "${options[@]}"
