@@ -80,6 +80,8 @@ soak: build ## fuzz every target for half an hour each; an interface down and up
 	    SLIPWAY=$(TARGET)/release/slipway SLIPWAY_RESTART_SECONDS=120 SLIPWAY_RESTART_KILLS=10 SLIPWAY_KILLS=8 \
 	        tests/e2e/$$test.sh || exit; done
 	cargo test --locked --package slipway-pool --package slipway-vmm-process --test pool --test numa -- --ignored
+	@# Not in `make test`: for these alone, cargo compiles what they use with other features.
+	cargo test --locked --doc --package slipway-warp --package slipway-port --package slipway-socket-tokio --package slipway-vfio-user
 	HOSTILE_SECONDS=300 SLIPWAY=$(TARGET)/release/slipway tests/e2e/61-hostile-neighbours.sh
 	SLIPWAY_HOSTILE_SECONDS=300 cargo test --locked --package slipway-vmm --test guests hostile
 	SLIPWAY_CHAOS_SECONDS=60 cargo test --locked --package slipway-switch --test chaos

@@ -4,7 +4,7 @@
 A file over 500 lines says why in its head, in a line that begins with "Over 500 lines:". Columns are characters, comments and
 strings included, which rustfmt leaves alone; a row of a table in a doc comment cannot be broken, and may be longer.
 
-A crate without examples in its documentation says `doctest = false`, so that rustdoc does not look for them in each test run.
+A crate without examples in its documentation says `doctest = false`, so that rustdoc does not look for them.
 
 The words of the glossary are the sources' own: each is in use, or it is deleted from the glossary.
 """

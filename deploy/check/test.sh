@@ -125,19 +125,16 @@ for one in sorted(built, key=lambda one: -os.path.getsize(one["executable"])):
 END
 }
 
-# unit PROGRAM: runs a program of the unit tests, or the tests in documentation (`doc`). What it says goes to the log of all as a
-# whole when it ends, in cargo's words. The output of tests that passed is kept too, since that is where they say that they were
+# unit PROGRAM: runs a program of the unit tests. What it says goes to the log of all as a whole when it ends, in cargo's words. The output of tests that passed is kept too, since that is where they say that they were
 # skipped; what panics in a test that passes was meant to.
 unit() {
     local log status=0
     log=$(mktemp "$logs/unit.XXXXXX")
-    if [ "$1" = doc ]; then
-        cargo test --locked --workspace --no-fail-fast --doc -- --show-output
-    else
+    {
         printf '     Running %s (%s)\n' "${source_of[$1]}" "$1"
         # As cargo runs it.
         (cd "${package_of[$1]}" && exec "$1" --show-output)
-    fi </dev/null >"$log" 2>&1 || status=$?
+    } </dev/null >"$log" 2>&1 || status=$?
     [ $status = 0 ] || printf 'error: status %s; again: cargo test %s\n' "$status" "${again_of[$1]}" >>"$log"
     {
         flock 9
@@ -223,9 +220,7 @@ printf '== the rest of what the unit tests need is compiled (%s)\n' "$(clock $SE
 until [ -e "$logs/compiled" ] || ! kill -0 "$compiling" 2>/dev/null; do sleep 1; done
 units=()
 if part units '^error' build_units; then
-    declare -A package_of source_of again_of=([doc]='--workspace --doc')
-    # First, since they take long: rustdoc looks through one package after the other.
-    units+=(doc)
+    declare -A package_of source_of again_of
     while IFS=$'\t' read -r program package source again; do
         units+=("$program")
         package_of[$program]=$package source_of[$program]=$source again_of[$program]=$again
