@@ -307,8 +307,8 @@ mod tests {
 
     #[test]
     fn a_usage_error_is_a_line_that_names_what_was_meant() {
-        let line = usage_error("slipway run --quux /x image");
-        assert_eq!(line, "unexpected argument '--quux' found");
+        let line = usage_error("slipway run --gpus /x image");
+        assert!(line.starts_with("unexpected argument '--gpus' found"), "{line}");
         let line = usage_error("slipway run --tmpfs /x:size=y image");
         assert!(line.contains("--tmpfs") && line.contains("is no size"), "{line}");
         let line = usage_error("slipway iamge ls");
