@@ -59,7 +59,7 @@ reasons() {
             /^successes:$/ { passed = 1; failed = left = 0 }
             /^failures:$/ { failed = 1; passed = left = 0; next }
             /^test result:/ { passed = failed = left = 0 }
-            /^ +(Running|Doc-tests) / { target = $0 }
+            /^ +Running / { target = $0 }
             passed { next }
             failed && /^---- / { if (target) print target; target = ""; left = 40 }
             # Behind many other words of the test, it would be cut off.

@@ -33,8 +33,8 @@ no_shims() { [ -z "$(shims)$(holders)" ]; }
 wait_until 30 no_shims || fail "shims of refused containers are left: $(shims)"
 before=$(images)
 
-# What a container's process may do, CapBnd, NoNewPrivs and Seccomp, and what it is told when it makes a user namespace, which
-# containerd's default profile of system calls refuses.
+# A container's process prints its CapBnd, NoNewPrivs and Seccomp, and the answer to a new user namespace, which containerd's
+# default profile of system calls refuses.
 look='while read -r name value; do
         case $name in CapBnd: | NoNewPrivs: | Seccomp:) printf "%s " "$value" ;; esac; done </proc/self/status
         busybox unshare -U echo made 2>&1'

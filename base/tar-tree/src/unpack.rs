@@ -269,7 +269,7 @@ impl Unpacker<'_> {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile | FileType::Symlink => {}
             FileType::Directory => return refuse("a directory is there, which no file replaces"),
-            // Those of the host's /dev, above all.
+            // Such as /dev/null of the host, which a copy by root would replace.
             _ => return refuse("a device, a pipe or a socket is there, which is not replaced"),
         }
         match rustix::fs::unlinkat(&directory, name, AtFlags::empty()) {

@@ -64,7 +64,7 @@ pub async fn cp(node: &NodeArgs, config: &Config, args: &CpArgs) -> Result<i32> 
             match copy_in(client, to, send_archive).await {
                 // Perhaps standard input could not be read: that says more.
                 (Err(told), sending) if sending.is_finished() => both(Err(told), sending).await?,
-                // What follows the end of the archive is not waited for.
+                // The rest of standard input, behind the archive's end, is not read.
                 (told, _) => told?,
             }
         }

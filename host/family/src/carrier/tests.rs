@@ -210,7 +210,7 @@ fn a_tenant_whose_table_made_the_carrier_sleep_is_left_out_until_that_is_paid_fo
         assert!(begun.elapsed() < 10 * LIMIT, "the tenant is left out for good");
         std::thread::sleep(Duration::from_millis(1));
     }
-    // What exceeds 20 ms costs 32 times as long.
+    // The tenant stands still for 32 times the part of the pause beyond 20 ms.
     let held = (pause - Duration::from_millis(20)) * 32;
     assert!(begun.elapsed() >= held, "it is served after {:?}", begun.elapsed());
 }

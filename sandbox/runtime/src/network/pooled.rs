@@ -293,7 +293,7 @@ mod tests {
         let lent = |state, owner: &str| {
             let mut record = crate::adopt::tests::record_of(state);
             let (name, owner) = ("nics".to_owned(), owner.to_owned());
-            // What an earlier daemon took and did not record goes back as well.
+            // No function is recorded: an earlier daemon may have taken one and then been killed.
             let pool = FunctionPool { name, needed: true, owner, taken: None };
             record.network = Some(Network { pool: Some(pool), ..network() });
             GivingBack::of(&record)

@@ -164,7 +164,7 @@ async fn stop_pod(target: &Target, patience: Duration) {
     if target.sandbox.is_in_file() {
         return;
     }
-    // One that does not go on is killed at the end.
+    // A pod that does not go on within its patience is killed below.
     let _ = tokio::time::timeout(patience, pause::resume_paused(target)).await;
     let containers = pod::stop_all(&target.sandbox, patience);
     let _ = tokio::time::timeout(patience + KILLED, containers).await;

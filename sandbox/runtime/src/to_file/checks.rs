@@ -31,7 +31,7 @@ pub(super) fn check(target: &Target) -> Result<()> {
 }
 
 /// Returns why a sandbox's memory cannot be in a file (`docs/snapshots.md`), or `None` if it can.
-/// What ended containers of a pod had is no reason.
+/// Containers of a pod that have ended are not looked at.
 fn cannot_be_in_file(record: &Record) -> Option<&'static str> {
     let network = record.network.as_ref();
     let of_others = network.is_some_and(|one| one.namespace.is_some() || one.pool.is_some());
