@@ -11,13 +11,15 @@ PREFIX ?= /usr/local
 # Where container runtimes look for CNI plugins.
 CNI_BIN ?= /opt/cni/bin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+# The programs that are installed, but for those that are linked statically.
+PROGRAMS ?= $(TARGET)/release
 # What runs in guests is linked statically: the agent and the socket engine for the initramfs, slipway-load for any image.
 # So are slipway-vmm, slipway-fs and slipway-cni, which start sooner without libraries. The explicit target keeps these
 # flags from build scripts and macros.
 HOST := x86_64-unknown-linux-gnu
 
 .DEFAULT_GOAL := help
-.PHONY: help setup core build demo shell test check site fuzz soak bench install node-image clean
+.PHONY: help setup core static-core static build demo shell test-programs test check site fuzz soak bench install node-image clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,24 +28,28 @@ setup: ## install what building and running need (as root the first time)
 	@deploy/setup/setup.sh build run
 
 # A sandbox without sockets, directories of the host and benchmarks needs no more than these.
-core:
-	@deploy/setup/setup.sh build
+core: static-core
 	cargo build --release --locked --package slipway-cli
+
+static-core:
+	@deploy/setup/setup.sh build
 	RUSTFLAGS='-C target-feature=+crt-static' \
 	    cargo build --profile agent --locked --package slipway-agent --bins --target $(HOST)
 	@# By itself: together with slipway-load and slipway-hollow it would have their drivers.
 	RUSTFLAGS='-C target-feature=+crt-static' \
 	    cargo build --profile agent --locked --package slipway-vmm-process --bins --target $(HOST)
 
-build: core ## the programs: target/release/slipway, slipway-bench, containerd's shim and snapshotter, the CNI plugin, libslipway.so, slipway-vmm, slipway-fs, slipway-hollow, those that run in guests
-	cargo build --release --locked --package slipway-cli --package slipway-preload --package slipway-shim \
-	    --package slipway-snapshotter
-	@deploy/build-musl.sh $(TARGET)
+static: static-core
 	RUSTFLAGS='-C target-feature=+crt-static' \
 	    cargo build --profile agent --locked --package slipway-guest-sockets --package slipway-load \
 	    --package slipway-fs-process --package slipway-hollow \
 	    --bins --target $(HOST)
 	@deploy/build-cni.sh $(TARGET) $(HOST)
+
+build: core static ## the programs: target/release/slipway, slipway-bench, containerd's shim and snapshotter, the CNI plugin, libslipway.so, slipway-vmm, slipway-fs, slipway-hollow, those that run in guests
+	cargo build --release --locked --package slipway-cli --package slipway-preload --package slipway-shim \
+	    --package slipway-snapshotter
+	@deploy/build-musl.sh $(TARGET) $(TARGET)/release
 
 demo: core ## run four containers, each in a microVM of its own, and show where the time went
 	@deploy/setup/setup.sh run demo
@@ -53,9 +59,16 @@ shell: core ## a shell in a microVM, in the demo's image
 	@deploy/setup/setup.sh run demo
 	@deploy/demo.sh --shell $(TARGET)/release/slipway
 
-test: build ## every test: units, end to end
-	@deploy/setup/setup.sh run driver test
-	@deploy/check/test.sh $(TARGET)/release/slipway
+# What is not static: as the unit tests have it, with assertions. target/tests has these programs and no others.
+test-programs:
+	@deploy/setup/setup.sh build
+	@deploy/check/test-programs.sh $(TARGET) $(TARGET)/tests
+
+test: ## every test: units, end to end. The programs have assertions, and checks of overflows
+	@deploy/setup/setup.sh build run driver test
+	@# Together: the links of static programs are one thread each.
+	@$(MAKE) --no-print-directory --jobs=2 static test-programs
+	@deploy/check/test.sh $(TARGET)/tests/slipway
 
 check: ## format, lints, docs, licences, the floor rule
 	@deploy/setup/setup.sh build check
@@ -69,8 +82,10 @@ fuzz: ## fuzz every target for half an hour in all (fuzz/run --help for more)
 	@deploy/setup/setup.sh build fuzz
 	fuzz/run --total 1800
 
-soak: build ## fuzz every target for half an hour each; an interface down and up a hundred times; DPDK in a guest; pods under kills for ten minutes; the CNI plugin under kills; fifty forks, twenty at once, and kills of forks, of snapshots and of memory and CPUs that come and go, memory of containers, crashes, restarts and given back memory on KVM; hostile guests and programs for five minutes each; memory of huge pages, whose limit on this host it raises
+soak: build ## the end-to-end tests with the programs that are installed; fuzz every target for half an hour each; an interface down and up a hundred times; DPDK in a guest; pods under kills for ten minutes; the CNI plugin under kills; fifty forks, twenty at once, and kills of forks, of snapshots and of memory and CPUs that come and go, memory of containers, crashes, restarts and given back memory on KVM; hostile guests and programs for five minutes each; memory of huge pages, whose limit on this host it raises
 	@deploy/setup/setup.sh build run driver fuzz
+	@# `make test` runs these with programs that have assertions.
+	deploy/check/test.sh $(TARGET)/release/slipway
 	for test in 46-e1000 46-e1000-driver 46-guest-network; do \
 	    SLIPWAY=$(TARGET)/release/slipway SLIPWAY_DRIVER_ROUNDS=100 tests/e2e/$$test.sh || exit; done
 	for test in 46-testpmd 71-plug; do \
@@ -103,21 +118,21 @@ bench: build ## start-up of sandboxes, stage by stage; disks under load
 	$(TARGET)/release/slipway bench block --native --quick
 
 install: build ## install to PREFIX (/usr/local), with completions, man pages and units of systemd
-	install -D -s -m 755 $(TARGET)/release/slipway $(TARGET)/release/slipway-bench \
-	    $(TARGET)/release/containerd-shim-slipway-v2 $(TARGET)/release/slipway-snapshotter \
+	install -D -s -m 755 $(PROGRAMS)/slipway $(PROGRAMS)/slipway-bench \
+	    $(PROGRAMS)/containerd-shim-slipway-v2 $(PROGRAMS)/slipway-snapshotter \
 	    -t $(DESTDIR)$(PREFIX)/bin
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions \
 	    zsh/site-functions fish/vendor_completions.d)
 	cd $(DESTDIR)$(PREFIX)/share && \
-	    $(abspath $(TARGET))/release/slipway completions bash >bash-completion/completions/slipway && \
-	    $(abspath $(TARGET))/release/slipway completions zsh >zsh/site-functions/_slipway && \
-	    $(abspath $(TARGET))/release/slipway completions fish >fish/vendor_completions.d/slipway.fish
-	$(TARGET)/release/slipway man $(DESTDIR)$(PREFIX)/share/man/man1
+	    $(abspath $(PROGRAMS))/slipway completions bash >bash-completion/completions/slipway && \
+	    $(abspath $(PROGRAMS))/slipway completions zsh >zsh/site-functions/_slipway && \
+	    $(abspath $(PROGRAMS))/slipway completions fish >fish/vendor_completions.d/slipway.fish
+	$(PROGRAMS)/slipway man $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	for unit in deploy/*.service; do sed 's#/usr/bin/#$(PREFIX)/bin/#' $$unit \
 	    >$(DESTDIR)$(PREFIX)/lib/systemd/system/$${unit##*/}; done
 	install -D -m 644 host/port/include/slipway_port.h $(DESTDIR)$(PREFIX)/include/slipway_port.h
-	for library in $(TARGET)/release/libslipway*.so; do \
+	for library in $(PROGRAMS)/libslipway*.so; do \
 	    install -D -m 644 $$library -t $(DESTDIR)$(PREFIX)/lib/slipway; done
 	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-agent \
 	    $(DESTDIR)/usr/libexec/slipway/slipway-agent

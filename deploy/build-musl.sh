@@ -1,9 +1,10 @@
 #!/bin/bash
 # libslipway-musl.so, for programs that are linked with musl, where this machine's Rust has that target.
 #
-# usage: build-musl.sh TARGET_DIRECTORY
+# usage: build-musl.sh TARGET_DIRECTORY TO
+#   TO  the directory that the library is put into
 set -euo pipefail
-to=${1:?usage: build-musl.sh TARGET_DIRECTORY}/release/libslipway-musl.so
+directory=${1:?usage: build-musl.sh TARGET_DIRECTORY TO} to=${2:?usage: build-musl.sh TARGET_DIRECTORY TO}
 target=$(uname -m)-unknown-linux-musl
 rust=$(rustc --print sysroot)/lib/rustlib/$target
 if [ ! -d "$rust" ] || ! command -v musl-gcc >/dev/null; then
@@ -11,10 +12,10 @@ if [ ! -d "$rust" ] || ! command -v musl-gcc >/dev/null; then
     exit 0
 fi
 # Rust asks for the C compiler's library to unwind with, which is glibc's here; it brings one for musl.
-shims=${to%/*/*}/musl-shims
+shims=$directory/musl-shims
 mkdir -p "$shims"
 echo "INPUT($rust/lib/self-contained/libunwind.a)" >"$shims/libgcc_s.so"
 # A library that is loaded cannot be static.
 RUSTFLAGS="-C target-feature=-crt-static -C linker=musl-gcc -L native=$shims" \
     cargo build --release --locked --package slipway-preload --target "$target"
-cp "${to%/*/*}/$target/release/libslipway.so" "$to"
+cp "$directory/$target/release/libslipway.so" "$to/libslipway-musl.so"

@@ -11,7 +11,7 @@ layered="/etc /opt /usr/local /usr/libexec /var/lib/slipway"
 # lacks: prints what the part needs and this run does not have.
 lacks() {
     command -v make >/dev/null || echo make
-    [ -e "$target/release/slipway-bench" ] || echo "other program of \`make build\` beside $LAB_SLIPWAY"
+    [ -e "$programs/slipway-bench" ] || echo "other program of \`make build\` beside $LAB_SLIPWAY"
     [ -e "$LAB_TOOLS/bin/mkfs.erofs" ] || echo "mkfs.erofs of deploy/setup/setup.sh run"
     # A static program names no loader.
     { [ -x /usr/bin/busybox ] && ! readelf -lW /usr/bin/busybox | grep -qw INTERP; } || echo busybox-static
@@ -123,11 +123,12 @@ counts_beyond() { [ "$(count)" -gt "$1" ]; }
 
 part_install() {
     [ "$LAB_RUNTIME" = slipway ] || { saw "only Slipway is installed"; return 0; }
-    local target tree=$work/tmp/tree status server lack
-    target=$(dirname "$(dirname "$(readlink -f "$LAB_SLIPWAY")")")
+    local target programs tree=$work/tmp/tree status server lack
+    programs=$(dirname "$(readlink -f "$LAB_SLIPWAY")")
+    target=$(dirname "$programs")
     lack=$(lacks | paste -sd ,)
     [ -z "$lack" ] || { saw "the installation is left out, since there is no ${lack//,/, no }"; return 0; }
-    make -s -C "$LAB_DEPLOY/../.." -o build install "DESTDIR=$tree" "CARGO_TARGET_DIR=$target" ||
+    make -s -C "$LAB_DEPLOY/../.." -o build install "DESTDIR=$tree" "CARGO_TARGET_DIR=$target" "PROGRAMS=$programs" ||
         fail "make install does not find all programs in $target"
     end_program daemon
     end_program containerd

@@ -262,6 +262,10 @@ need_node() {
     "$slipway" rm --force --all >/dev/null 2>&1 || true
 }
 
+# with_assertions: says whether $slipway is one of the programs that `make test` compiles (deploy/check/test-programs.sh). They
+# are less optimised than those that are installed, and take more memory.
+with_assertions() { [ "$(basename "$(dirname "$slipway")")" = tests ]; }
+
 # test_program PACKAGE SCOPE TARGET: the program with the tests of a target of PACKAGE that cargo finds by
 # SCOPE, "--lib" or "--test NAME". `make test` has built the whole workspace's, with features of their
 # own: they are not built twice.

@@ -25,7 +25,7 @@ mkdir -p "$work/kernel/modules/kernel"
 echo 6.1.0-1-cloud-amd64 >"$work/kernel/release"
 echo kernel >"$work/kernel/vmlinuz"
 echo module >"$work/kernel/modules/kernel/one.ko"
-make -s -C "$top" -o build install DESTDIR="$work/tree" CARGO_TARGET_DIR="$target" >"$work/out" 2>&1 || fail "make install: $(tail -n 3 "$work/out")"
+make -s -C "$top" -o build install DESTDIR="$work/tree" CARGO_TARGET_DIR="$target" PROGRAMS="$(dirname "$slipway")" >"$work/out" 2>&1 || fail "make install: $(tail -n 3 "$work/out")"
 make_image() {
     /usr/bin/python3 "$sources/image.py" --kernel "$work/kernel" --tools "${SLIPWAY_TOOLS:-/var/lib/slipway/tools}" \
         --busybox "$(command -v busybox)" "$@" 2>&1
