@@ -102,7 +102,7 @@ impl Carrying {
         }
     }
 
-    /// Resets the streams of a family whose signals are invalid or whose bell cannot be watched: the
+    /// Resets the streams of a family whose signals are invalid or whose bell cannot be watched. The
     /// carrier would not notice the family's events.
     fn family_spoiled(&mut self, number: u32) {
         let text = "a program's signals cannot be taken: its streams to guests are reset";
@@ -336,8 +336,8 @@ impl Work for Carrying {
         lasts
     }
 
-    /// Arms the streams and asks the guests to wake the carrier. Returns a sleep if there is no work
-    /// after that.
+    /// Arms the streams and asks the guests to wake the carrier. Returns a sleep if there is still
+    /// no work.
     fn rest(&mut self, _: Instant) -> Rest {
         self.report_gone();
         let answer = self.refuse_overdue();

@@ -1,5 +1,6 @@
-//! The choice of an endpoint's next step, as functions of facts that the endpoint gathers: a step at
-//! once ([`Facts`]) or a sleep ([`Sleep`]). They read no clock and no device, so tests list cases.
+//! The choice of an endpoint's next step, as functions of facts that the endpoint gathers: a step
+//! at once ([`Facts`]) or a sleep ([`Sleep`]). They read no clock and no device, so tests list
+//! cases.
 
 use std::time::{Duration, Instant};
 
