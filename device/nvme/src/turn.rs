@@ -13,8 +13,8 @@
 //!   was served. So a long command delays no other namespace's commands.
 //!
 //! A disk that does not copy gets all requests of a poll as one batch, and decides itself how many
-//! of them its medium works on at a time. A disk that copies for some reads only, as an overlay does, is
-//! told the bytes that the turn has left, and leaves further reads for later polls
+//! of them its medium works on at a time. A disk that copies for some reads only, as an overlay
+//! does, is told the bytes that the turn has left, and leaves further reads for later polls
 //! ([`Disk::allow`]). The admin queue is not bounded here, since its commands move little data.
 
 use slipway_block::{Completion, Disk, DiskError, Operation, Request};

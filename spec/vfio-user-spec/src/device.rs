@@ -123,8 +123,8 @@ impl RegionInfo {
     }
 }
 
-/// Appends the areas of a *sparse mmap* capability to `areas`. `bytes` begin behind the capability's
-/// header. Returns `None` if `bytes` end before the last area does.
+/// Appends the areas of a *sparse mmap* capability to `areas`. `bytes` begin behind the
+/// capability's header. Returns `None` if `bytes` end before the last area does.
 fn append_areas(bytes: &[u8], areas: &mut Vec<(u64, u64)>) -> Option<()> {
     let (sparse, mut rest) = SparseHeader::read_from_prefix(bytes).ok()?;
     for _ in 0..sparse.nr_areas.get() {
