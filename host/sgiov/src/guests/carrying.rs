@@ -102,8 +102,8 @@ impl Carrying {
         }
     }
 
-    /// Resets the streams of a family whose signals are invalid or whose bell cannot be watched. The
-    /// carrier would not notice the family's events.
+    /// Resets the streams of a family whose signals are invalid or whose bell cannot be watched,
+    /// since the carrier would not notice the family's events.
     fn family_spoiled(&mut self, number: u32) {
         let text = "a program's signals cannot be taken: its streams to guests are reset";
         self.log.line("family", format_args!("{text}"));

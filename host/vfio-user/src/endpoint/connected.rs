@@ -102,7 +102,7 @@ impl Connection {
         self.session.is_quiescing()
     }
 
-    /// Returns whether a message is to be read that no descriptor announces, since it came while the
+    /// Returns whether a message is to be read that no descriptor announces: it came while the
     /// function waited for the client's memory.
     pub fn has_kept(&self) -> bool {
         self.session.has_kept()

@@ -64,7 +64,8 @@ impl Endpoint {
     /// path in `config` is ignored.
     ///
     /// # Errors
-    /// `socket` is not a listening Unix socket, or the function's doorbells do not fit its doorbell registers.
+    /// `socket` is not a listening Unix socket, or the function's doorbells do not fit its doorbell
+    /// registers.
     pub fn on(
         socket: OwnedFd,
         config: Config,
