@@ -220,7 +220,8 @@ fn check_target(device: &Device, to: u32) -> Result<(), Errno> {
     }
 }
 
-/// Takes one step from the function's state towards the state `to`, which must be another one.
+/// Takes one step from the function's state towards the state `to`, which must be another one
+/// unless the function is held.
 ///
 /// # Errors
 /// `ESTALE` if the function cannot go on where a predecessor left it; `EINVAL` if a state is
