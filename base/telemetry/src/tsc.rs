@@ -1,14 +1,15 @@
-//! The processor's time stamp counter as a clock: for stamps on a data path, where asking the
-//! kernel's clock costs two to three times as much.
+//! The processor's time stamp counter as a clock, for stamps on a data path. A call of the kernel's
+//! clock costs two to three times as much.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::{Clock, MonotonicClock};
 
-/// The cheapest clock of this machine whose nanoseconds can be relied on: the processor's counter
-/// where it ticks evenly (the *invariant* TSC of Intel's manual, volume 3, 18.17.1), else the
-/// kernel's. Its start is arbitrary. Takes some milliseconds, mostly asleep.
+/// Returns the cheapest clock of this machine whose nanoseconds can be relied on: the processor's
+/// counter if it ticks evenly (the *invariant* TSC of Intel's manual, volume 3, 18.17.1), and
+/// otherwise the kernel's clock. The clock's start is arbitrary. The call takes some milliseconds,
+/// mostly asleep.
 pub fn stamp_clock() -> Arc<dyn Clock> {
     match imp::calibrate() {
         Some(clock) => Arc::new(clock),
@@ -22,19 +23,20 @@ mod imp {
     use crate::clock::monotonic_ns;
     use core::arch::x86_64::{__cpuid, _rdtsc};
 
-    /// How long both clocks are compared: an error of 100 ns in reading them together is then
-    /// one of 2 in 100,000 in every duration.
+    /// The time for which both clocks are compared. An error of 100 ns in reading them together
+    /// leads to an error of 2 in 100,000 in every duration.
     const COMPARED: Duration = Duration::from_millis(5);
-    /// Attempts at reading both clocks together; the quickest counts.
+    /// The number of attempts at reading both clocks together, of which the quickest counts.
     const ATTEMPTS: usize = 16;
 
-    /// Nanoseconds from the counter: `(counter - start) * factor / 2^32`.
+    /// A clock whose nanoseconds are `(counter - start) * factor / 2^32`.
     #[derive(Debug)]
     pub(super) struct TscClock {
         start: u64,
         factor: u64,
     }
 
+    /// Returns the processor's time stamp counter.
     fn counter() -> u64 {
         // SAFETY: RDTSC is part of x86-64 and has no effect but its result; a kernel that forbids
         // it (CR4.TSD, PR_SET_TSC) ends the program, it does not corrupt it.
@@ -48,7 +50,7 @@ mod imp {
             && __cpuid(ADVANCED_POWER_MANAGEMENT).edx & (1 << 8) != 0
     }
 
-    /// Counter and nanoseconds at one moment.
+    /// Returns the counter, and the nanoseconds of the kernel's monotonic clock, at one moment.
     fn both() -> (u64, u64) {
         let attempts = (0..ATTEMPTS).map(|_| {
             let before = counter();
@@ -60,6 +62,8 @@ mod imp {
         best.map_or((0, 0), |(_, counter, nanos)| (counter, nanos))
     }
 
+    /// Measures the counter's rate by the kernel's clock. Returns `None` if the counter does not
+    /// tick evenly, or its rate is not that of a time stamp counter.
     pub(super) fn calibrate() -> Option<TscClock> {
         if !is_invariant() {
             return None;
@@ -69,7 +73,7 @@ mod imp {
         let (to, to_ns) = both();
         let (ticks, nanos) = (to.checked_sub(from)?, to_ns.checked_sub(from_ns)?);
         let factor = (u128::from(nanos) << 32).checked_div(u128::from(ticks))?;
-        // 1 MHz to 100 GHz: anything else is no time stamp counter.
+        // A time stamp counter ticks at 1 MHz to 100 GHz.
         let plausible = (1_u128 << 32) / 100..(1_u128 << 32) * 1000;
         let factor = plausible.contains(&factor).then_some(factor)?;
         Some(TscClock { start: from, factor: u64::try_from(factor).ok()? })
@@ -81,7 +85,8 @@ mod imp {
         }
 
         fn nanos(&self) -> u64 {
-            // Counters of two processors may differ by some ticks: before the start is the start.
+            // Counters of two processors may differ by some ticks, so a value may be before the
+            // start.
             let ticks = counter().saturating_sub(self.start);
             ((u128::from(ticks) * u128::from(self.factor)) >> 32) as u64
         }
@@ -90,6 +95,7 @@ mod imp {
 
 #[cfg(not(target_arch = "x86_64"))]
 mod imp {
+    /// Returns `None`: other processors' counters are not used.
     pub(super) fn calibrate() -> Option<super::MonotonicClock> {
         None
     }

@@ -1,4 +1,4 @@
-//! Finds the places in guest memory that a command's data pointer names: PRPs (section 4.3) here,
+//! Finds the ranges of guest memory that a command's data pointer names: PRPs (section 4.3) here,
 //! SGLs in [`sgl`](crate::sgl).
 
 use slipway_nvme_spec::command::SubmissionEntry;
@@ -30,7 +30,7 @@ pub(crate) struct Walker {
 }
 
 impl Walker {
-    /// Counts entries of a list that was read.
+    /// Adds to the number of list entries and descriptors that were read.
     pub fn note_walked(&mut self, entries: u32) {
         self.walked = self.walked.saturating_add(entries);
     }
@@ -122,8 +122,12 @@ impl Walker {
         }
     }
 
+    /// Reads the first `entries` entries of the list at `list` into `self.entries`.
+    ///
+    /// # Errors
+    /// Data Transfer Error if the list cannot be read.
     fn read_list(&mut self, memory: &Memory, list: u64, entries: u64) -> Result<(), Status> {
-        // A list is within a page.
+        // A list does not leave its page, so the number of entries fits.
         self.note_walked(entries as u32);
         self.entries.resize(entries as usize, U64::ZERO);
         memory
@@ -131,6 +135,7 @@ impl Walker {
             .map_err(|_| Status::DATA_TRANSFER_ERROR)
     }
 
+    /// Appends a range to `runs`, or extends the last run if the range follows it.
     pub fn push(&mut self, address: u64, len: u64) {
         let len = len as usize;
         match self.runs.last_mut() {
@@ -139,12 +144,18 @@ impl Walker {
         }
     }
 
-    /// Copies `from` to the places, which hold at least as many bytes.
+    /// Copies `from` to `runs`, which must hold at least as many bytes.
+    ///
+    /// # Errors
+    /// Data Transfer Error if the memory cannot be reached.
     pub fn write(&self, memory: &Memory, from: &[u8]) -> Result<(), Status> {
         write_runs(memory, &self.runs, from)
     }
 
-    /// Fills `into` from the places, which hold at least as many bytes.
+    /// Fills `into` from `runs`, which must hold at least as many bytes.
+    ///
+    /// # Errors
+    /// Data Transfer Error if the memory cannot be reached.
     pub fn read(&self, memory: &Memory, into: &mut [u8]) -> Result<(), Status> {
         let mut rest = into;
         for run in &self.runs {
@@ -157,7 +168,10 @@ impl Walker {
     }
 }
 
-/// Copies `from` to `runs` in order.
+/// Copies `from` to `runs` in order. `runs` must hold at least as many bytes.
+///
+/// # Errors
+/// Data Transfer Error if the memory cannot be reached.
 pub(crate) fn write_runs(memory: &Memory, runs: &[Run], from: &[u8]) -> Result<(), Status> {
     let mut rest = from;
     for run in runs {
@@ -168,6 +182,10 @@ pub(crate) fn write_runs(memory: &Memory, runs: &[Run], from: &[u8]) -> Result<(
     Ok(())
 }
 
+/// Checks that a PRP entry is the address of a page.
+///
+/// # Errors
+/// PRP Offset Invalid.
 fn aligned(address: u64, page: u64) -> Result<(), Status> {
     if is_page_aligned(address, page) { Ok(()) } else { Err(Status::PRP_OFFSET_INVALID.dnr()) }
 }

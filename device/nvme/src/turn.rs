@@ -8,13 +8,13 @@
 //! - A request with more bytes than the turn has left is split into pieces ([`Feeder`]): the
 //!   remaining pieces go to the disk in later turns. No command is fetched until all requests have
 //!   gone to their disks: commands stay in the guest's memory.
-//! - A command whose data has many pieces counts as several commands.
-//! - If a turn runs out of bytes, the next one begins with the namespace after the last one that
-//!   had some. So a long command delays no other namespace's.
+//! - A command with a long PRP list or SGL counts as several commands ([`commands_of`]).
+//! - If a turn runs out of bytes, the next turn begins with the namespace after the last one that
+//!   was served. So a long command delays no other namespace's commands.
 //!
 //! A disk that does not copy gets all requests of a poll as one batch, and decides itself how many
-//! of them its medium has at a time. A disk that copies for some reads only, as an overlay does, is
-//! told the bytes that the turn has left, and leaves further reads for later polls
+//! of them its medium works on at a time. A disk that copies for some reads only, as an overlay
+//! does, is told the bytes that the turn has left, and leaves further reads for later polls
 //! ([`Disk::allow`]). The admin queue is not bounded here, since its commands move little data.
 
 use slipway_block::{Completion, Disk, DiskError, Operation, Request};
@@ -78,7 +78,8 @@ struct Split {
 /// Hands requests to one disk, within the bounds of turns.
 #[derive(Default)]
 pub(crate) struct Feeder {
-    /// `true` if the disk copies on this thread ([`Disk::copies`]): for reads, and for all others.
+    /// `true` if the disk copies on this thread ([`Disk::copies`]). The first element is for reads,
+    /// the second for all other operations.
     copies: [bool; 2],
     /// `true` if the disk bounds its work on reads ([`Disk::bounds_reads`]).
     pub bounds_reads: bool,
@@ -91,6 +92,7 @@ pub(crate) struct Feeder {
 }
 
 impl Feeder {
+    /// Makes the feeder of `disk`, without a request.
     pub fn new(disk: &dyn Disk) -> Self {
         let copies = [Operation::Read, Operation::Write].map(|operation| disk.copies(operation));
         Self { copies, bounds_reads: disk.bounds_reads(), ..Self::default() }
@@ -232,8 +234,7 @@ fn fitting(requests: &[Request], block_size: u32, copies: [bool; 2], left: &mut 
     requests.len()
 }
 
-/// Returns whether a disk copies on this thread for an operation; `reads` and `others` say so of
-/// reads and of all other operations.
+/// Returns whether a disk copies on this thread for an operation, given [`Feeder::copies`].
 #[inline]
 fn copies_for([reads, others]: [bool; 2], operation: Operation) -> bool {
     if operation == Operation::Read { reads } else { others }

@@ -1,4 +1,8 @@
-//! A guest's arenas.
+//! The arenas that a guest has announced, by number: pieces of the guest's memory, pinned and
+//! mapped.
+//!
+//! A suspension unmaps all arenas, and [`Arenas::resume`] maps them again. Numbers, shapes and the
+//! bits of regions in use stay meanwhile, so that streams go on with the same arenas.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -7,10 +11,12 @@ use slipway_ram::{Access, Lasting, Memory};
 use slipway_ring::cross::{Arena, Regions};
 use slipway_sgiov_spec::function::{ARENAS, Broken, PIECE};
 
-/// Pins a piece of the guest's memory. It stays mapped as long as the returned value lives.
+/// Pins the [`PIECE`] bytes of the guest's memory at `at`, a multiple of [`PIECE`]. They stay
+/// mapped as long as the returned value lives.
 ///
 /// # Errors
-/// [`Broken::Memory`].
+/// [`Broken::Memory`] if `at` is misaligned, or if the memory is absent, not writable, not
+/// contiguous, or of a kind that its owner can take away.
 pub fn piece(memory: &Memory, at: u64) -> Result<Lasting, Broken> {
     if !at.is_multiple_of(PIECE as u64) || at.checked_add(PIECE as u64).is_none() {
         return Err(Broken::Memory);
@@ -23,14 +29,20 @@ pub fn piece(memory: &Memory, at: u64) -> Result<Lasting, Broken> {
 
 /// One arena of the guest.
 struct GuestArena {
+    /// The guest's address of the arena.
     at: u64,
     /// The mapped arena. `None` while it is suspended.
     arena: Option<Arena>,
+    /// The arena's shape, which must be the same after a suspension.
     shape: slipway_ring::cross::Shape,
-    /// Marks of the regions in use, among those that this side writes.
+    /// A bit for each region that this side writes: set if the region is in use.
     regions: Arc<[AtomicU64]>,
 }
 
+/// Maps the arena at `at`, and checks its header.
+///
+/// # Errors
+/// [`Broken::Memory`] as for [`piece`]; [`Broken::Arena`] if there is no arena.
 fn open(memory: &Memory, at: u64) -> Result<Arena, Broken> {
     let words = piece(memory, at)?;
     Ok(Arena::over(words).map_err(|_| Broken::Arena)?.across_machines())
@@ -43,8 +55,12 @@ pub struct Arenas {
 }
 
 impl Arenas {
+    /// Maps the arena at the guest's address `at`, as arena `number`. `control` is the address of
+    /// the control memory.
+    ///
     /// # Errors
-    /// [`Broken`]: the number or the memory is in use, or there is no arena.
+    /// [`Broken::Message`] if the number is too large or in use; [`Broken::Arena`] if the memory is
+    /// in use, or has no arena; [`Broken::Memory`] as for [`piece`].
     pub fn add(
         &mut self,
         memory: &Memory,
@@ -69,25 +85,30 @@ impl Arenas {
         Ok(())
     }
 
+    /// Returns an arena, whether it is suspended or not.
     fn held(&self, number: u32) -> Option<&GuestArena> {
         self.all.get(number as usize)?.as_ref()
     }
 
+    /// Returns an arena and the bits of its regions in use. Returns `None` if there is no such
+    /// arena, or if it is suspended.
     pub fn get(&self, number: u32) -> Option<(&Arena, &Arc<[AtomicU64]>)> {
         let held = self.held(number)?;
         Some((held.arena.as_ref()?, &held.regions))
     }
 
-    /// Returns the number of streams of an arena, whether it is suspended or not.
+    /// Returns the number of streams of an arena, whether it is suspended or not. Returns `None` if
+    /// there is no such arena.
     pub fn streams(&self, number: u32) -> Option<u32> {
         self.held(number).map(|held| held.shape.streams)
     }
 
+    /// Unmaps an arena and frees its number. Returns whether there was one.
     pub fn remove(&mut self, number: u32) -> bool {
         self.all.get_mut(number as usize).is_some_and(|place| place.take().is_some())
     }
 
-    /// Releases the guest's memory.
+    /// Unmaps all arenas, so that the guest's memory can be taken away.
     pub fn suspend(&mut self) {
         self.all.iter_mut().flatten().for_each(|held| held.arena = None);
     }

@@ -43,14 +43,15 @@ impl Loads {
         Self((0..reactors).map(|_| AtomicU32::new(0)).collect())
     }
 
-    /// Returns the reactor for the next endpoint, where `counts` are the endpoints that each has:
-    /// the reactor with the fewest, and of several the least busy.
+    /// Returns the reactor for the next endpoint: the reactor with the fewest endpoints, and of
+    /// several the least busy. `counts` has the number of endpoints of each reactor.
     pub fn least(&self, counts: &[usize]) -> usize {
         let load = |at: usize| self.0.get(at).map_or(0, |load| load.load(Ordering::Relaxed));
         (0..counts.len()).min_by_key(|at| (counts[*at], load(*at))).unwrap_or(0)
     }
 
     /// Returns `many` different reactors, or all if there are fewer, the least loaded first.
+    /// `counts` has the number of endpoints of each reactor.
     pub fn choose(&self, mut counts: Vec<usize>, many: usize) -> Vec<usize> {
         let next = |_| {
             let chosen = self.least(&counts);
@@ -60,6 +61,7 @@ impl Loads {
         (0..many.min(self.0.len())).map(next).collect()
     }
 
+    /// Stores the shares of the last period, each from 0 to 1.
     fn set(&self, shares: &[f64]) {
         for (load, share) in self.0.iter().zip(shares) {
             load.store((share * 1e6) as u32, Ordering::Relaxed);
@@ -73,7 +75,7 @@ struct Candidate<'a> {
     reactor: usize,
     /// The number of polls with work in the last period.
     polls: u64,
-    /// The endpoint may move.
+    /// Set if the endpoint may move.
     moves: bool,
 }
 
@@ -102,7 +104,9 @@ fn choose<'a, 'b>(
 /// The state of the balancing: earlier measurements and moves.
 struct Balance {
     reactors: Vec<Handle>,
+    /// The time for which each reactor had work until `read_at`.
     busy: Vec<Duration>,
+    /// The time of the last measurement.
     read_at: Instant,
     /// The number of polls at the last measurement, by endpoint id. Empty while no reactor is busy,
     /// since it is not needed then.
@@ -112,6 +116,7 @@ struct Balance {
     /// The reactors from and to which a move was last found good, and for how many measurements in
     /// a row.
     wanted: Option<(usize, usize, u32)>,
+    /// The number of measurements so far.
     looks: u64,
 }
 
@@ -190,8 +195,8 @@ impl Balance {
         candidates
     }
 
-    /// Returns whether a move between these two reactors, of whichever endpoint, was found good
-    /// often enough.
+    /// Counts a measurement that found a move between these two reactors good, of any endpoint, or
+    /// no move. Returns whether [`CONFIRMED`] measurements in a row have found the same two.
     fn confirm(&mut self, between: Option<(usize, usize)>) -> bool {
         let before = self.wanted.take();
         let Some((from, to)) = between else { return false };
@@ -211,6 +216,10 @@ pub struct Balancer {
 }
 
 impl Balancer {
+    /// Starts the thread. It moves endpoints of `endpoints` between `reactors`, and writes `loads`.
+    ///
+    /// # Errors
+    /// The errors of starting a thread.
     pub fn start(
         reactors: Vec<Handle>,
         endpoints: Arc<Endpoints>,

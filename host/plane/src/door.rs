@@ -1,7 +1,8 @@
-//! The way to a controller on a reactor.
+//! Changes of an NVMe controller that belongs to a reactor, asked for by other threads.
 //!
-//! The controller belongs to a reactor. Each change is a request in its mailbox, and the caller, on
-//! a thread that may block, waits for the answer.
+//! Each change is a request in the controller's mailbox. The caller, on a thread that may block,
+//! waits for the answer until a deadline, since a controller is polled only while its client lets
+//! it run.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Instant;
@@ -12,15 +13,17 @@ use slipway_vfio_user::Control;
 
 use crate::Error;
 
-/// The means to reach a controller on a reactor.
+/// The means to ask a controller on a reactor for changes.
 #[derive(Clone)]
 pub struct Door {
+    /// The controller's mailbox.
     pub mailbox: Mailbox,
+    /// The control of the controller's endpoint, by which the controller is polled soon.
     pub control: Control,
 }
 
 /// A change that a controller was asked for. It stays posted until the controller is polled,
-/// however long the caller waits: the caller's books say already that it is made.
+/// however long the caller waits, since the caller has recorded the change as made.
 pub struct PendingChange {
     answer: Receiver<Result<(), ChangeError>>,
 }
@@ -32,6 +35,8 @@ pub struct Attaching {
 }
 
 impl Door {
+    /// Posts the request that `request` makes of the means to answer it, and has the controller
+    /// polled.
     fn ask(&self, request: impl FnOnce(Done) -> Request) -> (PendingChange, Posted) {
         let (sender, answer) = channel();
         // A caller that no longer waits needs no answer.
@@ -67,27 +72,33 @@ impl PendingChange {
     /// Waits until `until` for the answer of the controller of `endpoint`.
     ///
     /// # Errors
-    /// [`Error::Change`]; [`Error::Unknown`] if the controller ended; [`Error::Resources`] if the
-    /// change is not made by `until`: it is made as soon as it can be.
+    /// [`Error::Change`] if the controller refuses the change; [`Error::Unknown`] if the controller
+    /// has ended; [`Error::Resources`] if the change is not made by `until`. In the last case it is
+    /// made as soon as it can be.
     pub fn wait(self, endpoint: &str, until: Instant) -> Result<(), Error> {
         heard(self.answer_by(until), endpoint, LATER)
     }
 
+    /// Waits for the answer until `until`.
     fn answer_by(&self, until: Instant) -> Result<Result<(), ChangeError>, RecvTimeoutError> {
         self.answer.recv_timeout(until.saturating_duration_since(Instant::now()))
     }
 }
 
 impl Attaching {
-    /// Waits until the namespace is attached, or until `until` for the controller to begin. After
-    /// an error it is not attached and never will be.
+    /// Waits until the namespace is attached, or until `until` for the controller to begin with
+    /// that. After an error the namespace is not attached and never will be.
+    ///
+    /// # Errors
+    /// [`Error::Change`] if the controller refuses the namespace; [`Error::Unknown`] if the
+    /// controller has ended; [`Error::Resources`] if it has not begun by `until`.
     pub fn wait(self, endpoint: &str, until: Instant) -> Result<(), Error> {
         let Self { pending, posted } = self;
         match pending.answer_by(until) {
             Err(RecvTimeoutError::Timeout) if posted.take_back().is_none() => {
-                // The controller has begun. It answers within the same poll or, if it ends first,
-                // hangs up. A caller that waits no longer cannot tell whether the namespace is
-                // attached.
+                // The controller has begun, so it answers within the same poll or, if it ends
+                // first, drops the sender. A caller that did not wait for that could not tell
+                // whether the namespace is attached.
                 let answer = pending.answer.recv().map_err(|_| RecvTimeoutError::Disconnected);
                 heard(answer, endpoint, NEVER)
             }
@@ -102,8 +113,8 @@ const LATER: &str = "its client has paused it or has not come back, or a disk st
 /// The reasons for which a disk is not attached in time.
 const NEVER: &str = "its client has paused it or has not come back; the disk is not attached";
 
-/// Converts the answer of a reactor, or its absence for the reasons in `late`, to the caller's
-/// result.
+/// Converts the answer of the controller of `endpoint` to the caller's result. `late` has the
+/// reasons for which there is no answer in time.
 fn heard(
     outcome: Result<Result<(), ChangeError>, RecvTimeoutError>,
     endpoint: &str,

@@ -42,9 +42,9 @@ pub struct Line {
 /// The network namespace on this node that a connection is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Destined {
-    /// The one that the policy gives this tenant's name.
+    /// The namespace that the policy gives the tenant of this name.
     Tenant(String),
-    /// The one that a listener of [`StreamCarrier::listens`] is in.
+    /// The namespace with this number, as [`StreamCarrier::listens`] has reported it.
     Namespace(u32),
 }
 
@@ -144,11 +144,13 @@ pub trait StreamCarrier: Send {
     /// the engine's side of it, or a number of errno(3).
     fn answer(&mut self, incoming: u64, answer: Result<(u32, Line), u32>);
 
-    /// Reports that the family has closed its side of the connection. The side's last words are in
-    /// the arena. The carrier finishes what is in flight and reports [`Event::Ended`].
+    /// Reports that the family has closed its side of the connection. That side's halves of the
+    /// stream are finished in the arena by now. The carrier delivers the bytes in flight and
+    /// reports [`Event::Ended`].
     fn closed(&mut self, connection: u32);
 
-    /// Uses other settings and certificates from now on, if the carrier has any.
+    /// Replaces the settings and certificates of the carrier. A carrier without settings ignores
+    /// the call.
     #[cfg(feature = "links")]
     fn renew(&mut self, _renewal: slipway_link::Renewal) {}
 

@@ -53,10 +53,11 @@ pub trait Hardware: Send {
     /// As for [`route_vectors`](Self::route_vectors).
     fn route_pin(&mut self, route: Option<&Arc<OwnedFd>>) -> Result<(), Errno>;
 
-    /// Masks the pin, or unmasks it. It masks itself when it is delivered.
+    /// Masks or unmasks the pin, which masks itself when it is delivered. May have no effect while
+    /// the pin is not routed.
     ///
     /// # Errors
-    /// The hardware has no pin that is routed.
+    /// The hardware refuses the change.
     fn mask_pin(&mut self, masked: bool) -> Result<(), Errno>;
 
     /// Cuts the hardware off a client that is gone: on return no interrupt is routed, it masters no

@@ -76,6 +76,9 @@ pub struct Knobs {
     pub broken: AtomicBool,
     /// While set, a poll sleeps, as a page fault on memory of the client can.
     pub asleep: AtomicBool,
+    /// While set, a poll first reads 4 bytes at the source of a copy, as a device reads a ring in
+    /// guest memory.
+    pub fetching: AtomicBool,
     /// The number of resets.
     pub resets: AtomicU32,
     /// The number of polls.
@@ -284,6 +287,9 @@ impl Function for Scratch {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         assert!(!self.knobs.broken.load(Ordering::Relaxed), "broken by a test");
+        if self.knobs.fetching.load(Ordering::SeqCst) {
+            let _ = self.memory.read(self.u64_at(0x40), &mut [0; 4]);
+        }
         let rung = self.doorbells.load(0);
         if rung == self.rung {
             return Progress::Idle(None);

@@ -1,4 +1,5 @@
-//! A device as a PCI function.
+//! A hardware device as a PCI function ([`Function`]): accesses to configuration space and BARs go
+//! to the device, but for MSI-X, which [`Msix`] keeps, and MSI, which is hidden.
 
 use std::sync::Arc;
 
@@ -9,21 +10,21 @@ use crate::device::CONFIG;
 use crate::msix::{Msix, around, past_msi};
 use crate::{Device, Error};
 
-/// A hardware function. Its calls may block, so that its host has a thread for it alone.
+/// A hardware function. Its calls may block, so its host must have a thread for it alone.
 pub struct HardwareFunction {
     device: Arc<Device>,
     description: Description,
     msix: Option<Msix>,
-    /// A byte of configuration space and its value, by which the list of capabilities passes MSI
-    /// over.
+    /// The offset and the value of the byte of configuration space by which the list of
+    /// capabilities skips MSI. `None` if the device has no MSI.
     hidden: Option<(usize, u8)>,
 }
 
 impl HardwareFunction {
-    /// Makes the function of a device, which was reset.
+    /// Makes the function of a device that has been reset.
     ///
     /// # Errors
-    /// The device does not answer, or has a BAR that none can be.
+    /// The device does not answer, or has a BAR whose size is no power of two.
     pub fn new(device: Arc<Device>) -> Result<Self, Error> {
         let address = device.address();
         let mut config = [0; 0x100];
@@ -46,12 +47,14 @@ impl HardwareFunction {
         Ok(Self { device, description, msix, hidden })
     }
 
+    /// Returns whether the device is off the bus, since its reset has failed.
     fn is_off(&self) -> bool {
         self.device.has_failed()
     }
 }
 
-/// Returns the BARs that a device has.
+/// Returns the BARs that a device has. `word` returns the 32-bit word at an offset of configuration
+/// space.
 fn bars(device: &Device, word: impl Fn(usize) -> u32) -> Vec<Bar> {
     let (mut bars, mut is_upper) = (Vec::new(), false);
     for number in 0..BARS {
@@ -103,7 +106,7 @@ impl Function for HardwareFunction {
         }
         for part in around(start, from.len(), hole) {
             if !part.is_empty() {
-                // An error: no device answers there. A bus drops such a write.
+                // A write fails if no device answers there. A bus drops such a write.
                 let _ = self.device.write(CONFIG, (start + part.start) as u64, &from[part]);
             }
         }
@@ -127,9 +130,9 @@ impl Function for HardwareFunction {
     fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
         match &mut self.msix {
             Some(msix) if msix.holds(bar, offset, from.len()) => msix.write(bar, offset, from),
-            _ if self.device.has_failed() => {}
+            _ if self.is_off() => {}
             _ => {
-                // An error: as for configuration space.
+                // A write that fails is dropped, as on a bus.
                 let _ = self.device.write(bar.into(), offset, from);
             }
         }
@@ -151,7 +154,8 @@ impl Function for HardwareFunction {
         }
     }
 
-    /// Returns `true`: the device's own accesses are ended by the IOMMU, when a range is unmapped.
+    /// Returns `true`. The device need not become quiet: the IOMMU ends its accesses to a range
+    /// when the range is unmapped.
     fn quiesce(&mut self) -> bool {
         true
     }

@@ -13,7 +13,7 @@ use crate::ioctl::{SetIrqs, irq_set};
 /// An eventfd of the client.
 type Route = Arc<OwnedFd>;
 
-/// The kind of interrupts that the device has now; it has one at a time.
+/// The kind of interrupts that is on in the device. At most one kind is on at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     None,
@@ -23,9 +23,10 @@ enum Mode {
 
 /// The routes of a device's interrupts.
 ///
-/// MSI-X is on while a vector is routed, with all vectors that the device has: on kernels before
-/// 6.5, another number of vectors is had only by switching MSI-X off, and interrupts would be lost
-/// meanwhile. The pin is on while it is routed and MSI-X is off.
+/// MSI-X is on while a vector is routed, with all vectors that the device has: kernels before 6.5
+/// change the number of vectors only while MSI-X is off, and interrupts would be lost meanwhile.
+/// The pin is on while it is routed and MSI-X is off. After a failure to route vectors, both are
+/// off until the next request that routes.
 pub(crate) struct Interrupts {
     device: Arc<Device>,
     mode: Mode,
@@ -50,7 +51,7 @@ impl Interrupts {
             }
             return self.switch_pin();
         }
-        // The first request is about all vectors.
+        // The request that switches MSI-X on sets the number of vectors, so it has all of them.
         let range = match self.mode {
             Mode::Vectors => changed(&self.vectors, routes),
             Mode::None | Mode::Pin => 0..routes.len(),
@@ -65,7 +66,8 @@ impl Interrupts {
         let outcome = self.device.set_irqs(&SetIrqs::routes(irq::MSIX, range.start as u32, files));
         match outcome {
             Ok(()) => (self.mode, self.vectors) = (Mode::Vectors, routes.to_vec()),
-            // The kernel leaves MSI-X off that was not on.
+            // If MSI-X was off, the kernel has left it off. If it was on, some routes may have
+            // changed.
             Err(_) => {
                 self.vectors.clear();
                 let _ = self.switch_off();
@@ -86,10 +88,10 @@ impl Interrupts {
         self.switch_pin()
     }
 
-    /// Masks the pin, or unmasks it. Changes nothing while it is off.
+    /// Masks or unmasks the pin. Has no effect while the pin is off.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// The errors of `VFIO_DEVICE_SET_IRQS`.
     pub fn mask_pin(&self, masked: bool) -> Result<(), Errno> {
         let action = if masked { irq_set::MASK } else { irq_set::UNMASK };
         match self.mode {
@@ -131,12 +133,13 @@ impl Interrupts {
     }
 }
 
-/// Returns the descriptor of a route, or -1.
+/// Returns the descriptor of a route, or -1, by which the kernel removes a route.
 fn number(route: &Option<Route>) -> i32 {
     route.as_ref().map_or(-1, AsRawFd::as_raw_fd)
 }
 
-/// Returns the range from the first to the last route that differs; empty if none does.
+/// Returns the range of `after` from the first to the last route that differs from `before`, or an
+/// empty range if none does.
 fn changed(before: &[Option<Route>], after: &[Option<Route>]) -> Range<usize> {
     let is_same = |at: &usize| match (before.get(*at), after.get(*at)) {
         (Some(Some(before)), Some(Some(after))) => Arc::ptr_eq(before, after),

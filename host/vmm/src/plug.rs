@@ -9,7 +9,7 @@
 //! | 0 | slots that are taken |
 //! | 4 | slots that were taken since the last read; reading clears |
 //! | 8 | slots that the guest has been asked to give up since the last read; reading clears |
-//! | 12 | written: slots that the guest gives up. Only those count that it was asked for. |
+//! | 12 | written: slots that the guest gives up; slots that it was not asked for are ignored |
 //!
 //! PCI functions and CPUs have a bank each; memory comes by virtio-mem (`hot_memory`). Another kind
 //! of part has a [`Kind`], a range of ports in `layout`, its slots in `board::Slots`, its bank in
@@ -62,18 +62,18 @@ impl Kind {
 #[serde(deny_unknown_fields)]
 pub struct Bank {
     taken: u32,
-    /// Taken since the guest last read it.
+    /// The slots that were taken since the guest last read the register.
     plugged: u32,
-    /// The guest is to give them up, and has not done so.
+    /// The slots that the guest was asked to give up and has not given up.
     leaving: u32,
     /// The part of `leaving` that the guest has not read.
     untold: u32,
-    /// Given up by the guest, until the host takes them.
+    /// The slots that the guest has given up since the host last called [`Bank::take_ejected`].
     ejected: u32,
 }
 
 impl Bank {
-    /// Returns whether a bank that was saved can be one whose slots are `slots`.
+    /// Returns whether a saved bank is consistent, and uses no slot outside `slots`.
     pub fn is_sound(&self, slots: &Range<u8>) -> bool {
         let all = slots.clone().fold(0, |bits, slot| bits | bit(slot));
         let parts = [(self.taken, all), (self.plugged, self.taken), (self.leaving, self.taken)];
@@ -86,7 +86,7 @@ impl Bank {
         self.taken
     }
 
-    /// Takes a slot, 0 to 31, of which the guest learns otherwise.
+    /// Takes a slot, 0 to 31, without a note for the guest, which learns of it otherwise.
     pub fn take(&mut self, slot: u8) {
         self.taken |= bit(slot);
     }

@@ -1,4 +1,4 @@
-//! Ethernet frames with at most one tag that counts.
+//! Ethernet frames: the addresses, at most one 802.1Q tag, the type and the payload.
 
 use core::fmt;
 
@@ -18,7 +18,8 @@ pub const TAG: usize = 4;
 pub const SOURCE: usize = 6;
 /// Offset of the type, or of the tag, in a frame.
 pub const TYPE: usize = 12;
-/// Bytes of the shortest frame on a wire; the sender pads a shorter one.
+/// Bytes of the shortest frame on a wire, without the check sequence. A sender pads a shorter
+/// frame.
 pub const MIN_FRAME: usize = 60;
 
 view! {
@@ -27,6 +28,7 @@ view! {
 }
 
 impl<T: AsRef<[u8]>> EthernetFrame<T> {
+    /// Checks that the header, with its tag if there is one, ends within the bytes.
     #[inline]
     fn check(&self) -> Result<(), FrameError> {
         let len = self.0.len();
@@ -109,7 +111,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> EthernetFrame<T> {
         self.0.put(SOURCE, address.0);
     }
 
-    /// Writes the type of a frame without a tag.
+    /// Writes the type of a frame without a tag. A frame with a tag would lose it.
     #[inline]
     pub fn set_ethertype(&mut self, ethertype: u16) {
         self.0.put_half(TYPE, ethertype);
@@ -139,7 +141,7 @@ impl<T: AsRef<[u8]>> fmt::Display for EthernetFrame<T> {
     }
 }
 
-/// Prints a packet, or the kind of a packet without a header.
+/// Prints a packet, or the kind of packet and the error if the packet has no valid header.
 fn print<P: fmt::Display>(
     f: &mut fmt::Formatter<'_>,
     kind: FrameKind,

@@ -94,10 +94,11 @@ impl RegionInfo {
         Self { argsz: U32::new(room), index: U32::new(index), ..Self::default() }
     }
 
-    /// Returns the parts of the region that may be mapped, each as its offset and its length, as
-    /// the capabilities in `reply` have them: the whole payload that begins with this structure.
-    /// They are empty if no capability tells of any. Returns `None` if the capabilities are
-    /// malformed.
+    /// Returns the parts of the region that may be mapped, each as its offset in the region and its
+    /// length in bytes. They are read from the capabilities in `reply`, the whole payload that
+    /// begins with this structure. The result is empty if there is no *sparse mmap* capability.
+    /// Returns `None` if the capabilities are malformed or overlap so much that they have more
+    /// areas than fit into `reply`.
     pub fn areas(&self, reply: &[u8]) -> Option<Vec<(u64, u64)>> {
         let mut areas = Vec::new();
         let mut at = self.cap_offset.get() as usize;
@@ -107,9 +108,14 @@ impl RegionInfo {
             if header.id.get() == capability::SPARSE_MMAP {
                 append_areas(rest, &mut areas)?;
             }
+            // Without this bound, overlapping capabilities in a reply of a MiB could have more
+            // areas than fit into the machine's memory.
+            if areas.len() > reply.len() / size_of::<SparseArea>() {
+                return None;
+            }
             let next = header.next.get() as usize;
             if next != 0 && next <= at {
-                return None; // would go round for ever
+                return None; // The chain would have no end.
             }
             at = next;
         }
@@ -117,8 +123,8 @@ impl RegionInfo {
     }
 }
 
-/// Appends the areas of a *sparse mmap* capability to `areas`. `bytes` are those behind the
-/// capability's header. Returns `None` if they end before the last area does.
+/// Appends the areas of a *sparse mmap* capability to `areas`. `bytes` begin behind the
+/// capability's header. Returns `None` if `bytes` end before the last area does.
 fn append_areas(bytes: &[u8], areas: &mut Vec<(u64, u64)>) -> Option<()> {
     let (sparse, mut rest) = SparseHeader::read_from_prefix(bytes).ok()?;
     for _ in 0..sparse.nr_areas.get() {
@@ -204,8 +210,8 @@ bitflags::bitflags! {
 pub mod io_fd {
     /// `VFIO_USER_IO_FD_TYPE_IOEVENTFD`: a write raises an eventfd, and its value is dropped.
     pub const IOEVENTFD: u32 = 0;
-    /// `VFIO_USER_IO_FD_TYPE_IOREGIONFD`: accesses are messages on a socket. Structured like an
-    /// ioeventfd whose last word is data of the user's.
+    /// `VFIO_USER_IO_FD_TYPE_IOREGIONFD`: accesses are messages on a socket. In the
+    /// specification's layout, user data takes the place of `datamatch`.
     pub const IOREGIONFD: u32 = 1;
     /// `VFIO_USER_IO_FD_TYPE_IOEVENTFD_SHADOW`: a write is stored in shadow memory, which the guest
     /// does not see, and then raises an eventfd.
@@ -239,13 +245,15 @@ pub struct SubRegion {
 }
 
 impl SubRegion {
-    /// Returns the sub-region in `bytes`, in the layout that their number tells. Returns `None` if
-    /// they are too few, or lack the shadow memory that their type needs.
+    /// Returns the sub-region at the start of `bytes`: in libvfio-user's layout if there are at
+    /// least 48 bytes, and otherwise in the specification's, which has [`SUB_REGION_LEN`]. Returns
+    /// `None` if there are fewer, or if the type needs shadow memory and the layout lacks its
+    /// offset.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         if let Ok((one, _)) = Self::read_from_prefix(bytes) {
             return Some(one);
         }
-        // The specification's layout lacks `shadow_offset`, which is 0 then.
+        // The specification's layout lacks `shadow_offset`, which stays 0.
         let (head, datamatch) = bytes.get(..SUB_REGION_LEN)?.split_at(SUB_REGION_LEN - 8);
         let mut padded = [0; size_of::<Self>()];
         padded[..head.len()].copy_from_slice(head);
@@ -261,6 +269,34 @@ pub const SUB_REGION_LEN: usize = 40;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Returns the number of areas in a reply of `len` bytes with *sparse mmap* capabilities, each
+    /// given by its offset and its number of areas.
+    fn areas_of(len: usize, capabilities: &[(u32, u32)]) -> Option<usize> {
+        let mut reply = alloc::vec![0; len];
+        for (nth, &(at, areas)) in capabilities.iter().enumerate() {
+            let header = CapabilityHeader {
+                id: U16::new(capability::SPARSE_MMAP),
+                version: U16::new(1),
+                next: U32::new(capabilities.get(nth + 1).map_or(0, |next| next.0)),
+            };
+            let sparse = SparseHeader { nr_areas: U32::new(areas), reserved: U32::new(0) };
+            let at = at as usize;
+            reply[at..at + 8].copy_from_slice(header.as_bytes());
+            reply[at + 8..at + 16].copy_from_slice(sparse.as_bytes());
+        }
+        let info = RegionInfo { cap_offset: U32::new(capabilities[0].0), ..RegionInfo::default() };
+        info.areas(&reply).map(|areas| areas.len())
+    }
+
+    #[test]
+    fn capabilities_have_no_more_areas_than_the_reply_has_room_for() {
+        assert_eq!(areas_of(96, &[(32, 1), (64, 1)]), Some(2));
+        assert_eq!(areas_of(96, &[(32, 4)]), None, "the last area is cut off");
+        assert_eq!(areas_of(96, &[(64, 1), (32, 1)]), None, "the chain has no end");
+        // Each capability lies in the areas of the one before.
+        assert_eq!(areas_of(112, &[(32, 4), (48, 3), (64, 2)]), None);
+    }
 
     #[test]
     fn sizes_are_the_specified_ones() {

@@ -6,7 +6,7 @@ use super::scheduler::{Scheduler, live};
 use super::tenant::{QueuedJob, TICKS};
 use super::{ChainId, ExecutorId, MIN_WEIGHT, ResourceId, ShareError, TenantId};
 
-/// A job that an executor has. Give it back by [`Scheduler::done`] or [`Scheduler::failed`].
+/// A job that an executor works on. Give it back by [`Scheduler::done`] or [`Scheduler::failed`].
 #[derive(Debug)]
 #[must_use = "a resource waits for the job to be given back"]
 pub struct Ticket<T> {
@@ -32,8 +32,9 @@ pub struct Ticket<T> {
 enum Choice {
     /// Begin the next job of this stage: its index in the seat's list.
     Go(usize),
-    /// Begin a job once the tenant's cap lets it.
+    /// Begin a job once the tenant's cap permits it.
     Held,
+    /// No job can begin: none is queued, or the next stage has no room.
     Nothing,
 }
 
@@ -149,7 +150,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Puts the tenants whose cap now permits a job in line again.
+    /// Puts the tenants that waited for their cap, and whose cap permits a job now, in line again.
     fn let_go(&mut self, resource: ResourceId, now: Duration) {
         let at = resource.index();
         let resource = &mut self.resources[at];
@@ -162,7 +163,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Records that a tenant has no job at a resource that it may begin before `until`.
+    /// Records that a tenant's cap permits no job at a resource before `until`.
     fn hold(&mut self, id: TenantId, resource: ResourceId, until: Duration) {
         let Some(tenant) = live(&mut self.tenants, id) else { return };
         let seat = &mut tenant.seats[resource.index()];
@@ -227,7 +228,7 @@ impl<T> Scheduler<T> {
         state.in_service += 1;
         state.served = state.served.max(seat.had);
         let charge = bytes as f64 * TICKS / self.executors[executor.index()].charged;
-        // Convert by way of 64 bits: processors have no conversion to 128.
+        // The conversion goes by way of 64 bits, since processors have none to 128 bits.
         seat.had += u128::from((charge / seat.weight.max(MIN_WEIGHT)) as u64);
         seat.turn = place + 1;
         if stage == 0
@@ -239,7 +240,7 @@ impl<T> Scheduler<T> {
         if self.has_queued(id, resource) {
             self.ready(id, executor);
         }
-        // There is room now in the queue where this job waited.
+        // The queue in which this job waited has room now for a job of the stage before.
         if let Some(before) = before {
             self.ready(id, before);
         }
@@ -256,6 +257,9 @@ impl<T> Scheduler<T> {
         self.measured(ticket.tenant, ticket.executor, ticket.bytes, busy, now, ticket.charge);
     }
 
+    /// Accounts for `bytes` that an executor has handled for a tenant in `busy` (zero if unknown).
+    /// `charged` is the number of ticks that the tenant was charged beforehand; the difference to
+    /// the time spent is owed.
     fn measured(
         &mut self,
         id: TenantId,

@@ -1,4 +1,5 @@
-//! The host's side of a queue pair.
+//! The host's side of a queue pair, by copies of entries to and from guest memory. Unlike
+//! [`PinnedPair`], it names the commands itself.
 
 use slipway_nvme_spec::command::{
     COMPLETION_ENTRY, CompletionEntry, SUBMISSION_ENTRY, SubmissionEntry,
@@ -10,6 +11,9 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::{Arena, DriverError, PinnedPair, RegisterAccess, RingDoorbells};
 
 /// A submission queue with a completion queue of the same number and size.
+///
+/// The controller is trusted to complete each command once: the ID in a completion is free again
+/// without a check.
 pub struct QueuePair {
     id: u16,
     entries: u32,
@@ -17,8 +21,11 @@ pub struct QueuePair {
     pub submission: u64,
     /// The address of the completion queue.
     pub completion: u64,
+    /// The index of the next entry of the submission queue.
     tail: u32,
+    /// The index of the next entry of the completion queue.
     head: u32,
+    /// The value of the phase tag by which the next completion is new.
     phase: bool,
     /// Command IDs that are free.
     free: Vec<u16>,
@@ -29,7 +36,7 @@ impl QueuePair {
     /// can be in flight.
     ///
     /// # Errors
-    /// [`DriverError::Memory`].
+    /// [`DriverError::Memory`] if `arena` has no room for the queues.
     pub fn new(id: u16, entries: u16, arena: &mut Arena) -> Result<Self, DriverError> {
         Ok(Self {
             id,
@@ -43,7 +50,7 @@ impl QueuePair {
         })
     }
 
-    /// Pins the memory of an unused pair.
+    /// Turns a pair that has not been used into one with its memory pinned.
     pub(super) fn pin(self, memory: &Memory) -> Result<PinnedPair, DriverError> {
         let places = (self.submission, self.completion);
         PinnedPair::new(self.id, self.entries, places, memory)
@@ -54,10 +61,12 @@ impl QueuePair {
         self.entries as usize - 1 - self.free.len()
     }
 
-    /// Writes `command` into the queue under a free ID, and returns the ID. Does not ring.
+    /// Writes `command` into the submission queue with a free ID, and returns the ID. Does not ring
+    /// the doorbell.
     ///
     /// # Errors
-    /// [`DriverError::Queue`] when the queue is full.
+    /// [`DriverError::Queue`] if the queue is full; [`DriverError::Fault`] if its memory cannot be
+    /// reached.
     pub fn push(
         &mut self,
         memory: &Memory,
@@ -79,10 +88,11 @@ impl QueuePair {
         Ok(registers.ring(tail_doorbell(self.id), self.tail)?)
     }
 
-    /// Takes a completion off the queue. Does not ring.
+    /// Takes a completion off the completion queue. Returns `None` if there is no new one. Does not
+    /// ring the doorbell.
     ///
     /// # Errors
-    /// [`DriverError::Fault`].
+    /// [`DriverError::Fault`] if the queue's memory cannot be reached.
     pub fn pop(&mut self, memory: &Memory) -> Result<Option<CompletionEntry>, DriverError> {
         let at = self.completion + u64::from(self.head) * COMPLETION_ENTRY as u64;
         // The acquire load pairs with the controller's release store of the same dword.

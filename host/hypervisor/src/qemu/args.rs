@@ -5,11 +5,13 @@
 //! saves 0.3 to 1 s more. `microvm` is no gain: to have PCI it needs ACPI tables, and with these
 //! Debian's uncompressed kernels (6.1 to 7.2) did not reach their init on it.
 //!
-//! Everything that the machine may touch arrives as an open descriptor, so that QEMU needs no right
-//! on any path but kernel, initramfs and its own program files. vfio-user sockets and guest memory
-//! have to be named by paths: QEMU insists on opening them itself. It gets a path-only descriptor
-//! of each socket, and the memory's, and reaches them through `/proc/self/fd`, which also lifts the
-//! 107-byte limit of socket paths. All paths are used before the guest runs; none exists later.
+//! Nearly everything that the machine may touch arrives as an open descriptor, so that QEMU needs
+//! no right on any path but kernel, initramfs and its own program files. vfio-user sockets and
+//! guest memory have to be named by paths, since QEMU opens them itself. It gets a path-only
+//! descriptor of each socket, and the memory's descriptor, and reaches them through
+//! `/proc/self/fd`, which also lifts the 107-byte limit of socket paths. The exception is a
+//! function of the host: QEMU opens its IOMMU group by the path, for which it has the right during
+//! the start only (`crate::assigned`). All paths are used before the guest runs.
 
 use std::ffi::OsString;
 use std::os::fd::RawFd;
@@ -33,13 +35,13 @@ const FIRST_DISK_SET: usize = 2;
 const MACHINE: &str = "q35,memory-backend=ram,usb=off,sata=off,smbus=off,vmport=off,hpet=off,\
                        i8042=off,graphics=off,smm=off";
 
-/// QEMU's words on the kernel command line. A guest resets itself by a triple fault, which needs no
-/// device; QEMU runs with `-no-reboot` and ends then.
+/// The words that QEMU's machine adds to the kernel command line. A guest resets itself by a triple
+/// fault, which needs no device, and QEMU, which runs with `-no-reboot`, then ends.
 const WORDS: [&str; 1] = ["reboot=t"];
 
-/// The words, beside these, of a guest with an IOMMU: no device is translated, until the type of
-/// its group is changed in sysfs. A guest of which all devices were would have to tell the servers
-/// of its functions about each buffer.
+/// The words for a guest with an IOMMU, in place of [`WORDS`]. The IOMMU translates for no device
+/// until the type of the device's group is changed in sysfs. If it translated for all devices, the
+/// guest would have to map and unmap each buffer at the servers of its vfio-user functions.
 const IOMMU_WORDS: [&str; 3] = [WORDS[0], "intel_iommu=on", "iommu=pt"];
 
 /// The numbers of the child's descriptors.
@@ -64,8 +66,8 @@ pub(super) fn build(spec: &VmSpec, accel: Accel, passed: &Passed) -> Vec<OsStrin
     }
     boot(&mut arguments, spec);
     channels(&mut arguments, &passed.common);
-    // Before functions over vfio-user: QEMU 11 takes the first of those for a container of VFIO's,
-    // and crashes, when a function of the host comes into the same address space later.
+    // The function of the host comes before functions over vfio-user. In the other order, QEMU 11
+    // takes the first vfio-user function for a container of VFIO, and crashes.
     if let Some(function) = &spec.assigned {
         assigned(&mut arguments, spec, function);
     }
@@ -87,12 +89,13 @@ pub(super) fn build(spec: &VmSpec, accel: Accel, passed: &Passed) -> Vec<OsStrin
     arguments.0
 }
 
-/// Returns the slot of the function or disk `index` in QEMU's notation.
+/// Returns the slot of the device `index` in QEMU's notation. Devices are in this order: functions
+/// over vfio-user, disks, the network interface, the function of the host, ports.
 fn slot(index: usize) -> String {
     format!("{:x}", VmSpec::FIRST_SLOT + index)
 }
 
-/// Returns the place of the first device behind the disks.
+/// Returns the index, for [`slot`], of the first device behind the disks.
 fn behind_disks(spec: &VmSpec) -> usize {
     spec.vfio_user_sockets.len() + spec.disks.len()
 }
@@ -117,9 +120,9 @@ fn has_iommu(spec: &VmSpec) -> bool {
     spec.assigned.as_ref().is_some_and(|function| function.iommu)
 }
 
-/// Adds an IOMMU, which comes before all devices behind it. VFIO learns of the guest's mappings by
-/// its caching mode. Its addresses are as narrow as those of any host's IOMMU, 39 bits; interrupts
-/// go past it, as KVM's own interrupt controller needs.
+/// Adds an IOMMU, which must precede the devices behind it. Its caching mode tells VFIO of the
+/// guest's mappings. Its addresses have 39 bits, as few as those of any host's IOMMU. It does not
+/// remap interrupts, as KVM's own interrupt controller requires.
 fn iommu(arguments: &mut Arguments) {
     let device = json!({
         "driver": "intel-iommu", "caching-mode": true, "intremap": "off", "aw-bits": 39,
@@ -180,9 +183,10 @@ fn disk(arguments: &mut Arguments, spec: &VmSpec, index: usize, (file, device): 
     arguments.json("-device", &front);
 }
 
+/// Adds the machine: its sandbox, CPUs and memory.
 fn base(arguments: &mut Arguments, spec: &VmSpec, accel: Accel, passed: &Common) {
     arguments.flag("-nodefaults").flag("-no-user-config").flag("-no-reboot");
-    // The guest runs no instruction until the launcher has closed the cage and sends `cont`.
+    // The guest executes no instruction until the launcher has closed the cage and sends `cont`.
     arguments.flag("-S");
     arguments.pair("-display", "none");
     arguments.pair("-name", format!("slipway-{}", spec.name));
@@ -191,22 +195,10 @@ fn base(arguments: &mut Arguments, spec: &VmSpec, accel: Accel, passed: &Common)
         "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
     );
     arguments.pair("-machine", MACHINE);
-    match (accel, passed.kvm) {
-        (Accel::Kvm, Some(device)) => {
-            arguments.pair("-add-fd", format!("fd={device},set=1"));
-            // An emulated host delivers some interrupts twice to a guest that ends them in memory.
-            let cpu = if is_emulated() { "host,kvm-pv-eoi=off" } else { "host" };
-            arguments.pair("-accel", "kvm,device=/dev/fdset/1").pair("-cpu", cpu);
-        }
-        // All features of the emulation, so that programs built for recent CPUs run; without 57-bit
-        // addresses, which only make page walks longer.
-        _ => {
-            arguments.pair("-accel", "tcg").pair("-cpu", "max,la57=off");
-        }
-    }
+    accelerator(arguments, accel, passed.kvm);
     arguments.pair("-smp", processors(spec));
     arguments.pair("-m", format!("{}M", spec.memory.bytes() >> 20));
-    // Shared, so that the plane can map it.
+    // The memory is shared, so that the plane can map it.
     let memory = json!({
         "qom-type": "memory-backend-file",
         "id": "ram",
@@ -217,7 +209,24 @@ fn base(arguments: &mut Arguments, spec: &VmSpec, accel: Accel, passed: &Common)
     arguments.json("-object", &memory);
 }
 
-/// Returns the CPUs of the machine. Where some may come later, each is a core, so that `core-id`
+/// Adds the accelerator and the CPU model. `kvm` is the descriptor of the KVM device.
+fn accelerator(arguments: &mut Arguments, accel: Accel, kvm: Option<RawFd>) {
+    match (accel, kvm) {
+        (Accel::Kvm, Some(device)) => {
+            arguments.pair("-add-fd", format!("fd={device},set=1"));
+            // An emulated host delivers some interrupts twice to a guest that uses KVM's PV EOI.
+            let cpu = if is_emulated() { "host,kvm-pv-eoi=off" } else { "host" };
+            arguments.pair("-accel", "kvm,device=/dev/fdset/1").pair("-cpu", cpu);
+        }
+        // The CPU has all features of the emulation, so that programs built for recent CPUs run,
+        // but no 57-bit addresses, which only make page walks longer.
+        _ => {
+            arguments.pair("-accel", "tcg").pair("-cpu", "max,la57=off");
+        }
+    }
+}
+
+/// Returns the value of `-smp`. If CPUs can be added later, each CPU is a core, so that `core-id`
 /// tells them apart.
 fn processors(spec: &VmSpec) -> String {
     match (spec.cpus, spec.cpus + spec.plug_cpus) {
@@ -226,6 +235,7 @@ fn processors(spec: &VmSpec) -> String {
     }
 }
 
+/// Adds the firmware, the kernel, the initramfs and the kernel command line.
 fn boot(arguments: &mut Arguments, spec: &VmSpec) {
     arguments.pair("-bios", "qboot.rom");
     arguments.path("-kernel", &spec.kernel).path("-initrd", &spec.initramfs);
@@ -233,6 +243,7 @@ fn boot(arguments: &mut Arguments, spec: &VmSpec) {
     arguments.pair("-append", spec.kernel_words(own));
 }
 
+/// Adds the control channel (QMP), the console, the agent's port and the source of random bytes.
 fn channels(arguments: &mut Arguments, passed: &Common) {
     arguments.pair("-chardev", format!("socket,id=qmp,fd={},server=on,wait=off", passed.control));
     arguments.pair("-mon", "chardev=qmp,mode=control");
@@ -262,7 +273,7 @@ impl Arguments {
         self
     }
 
-    /// Adds an option with an absolute path, since QEMU runs in another directory.
+    /// Adds an option with a path, which is made absolute, since QEMU runs in another directory.
     fn path(&mut self, option: &str, path: &Path) -> &mut Self {
         let absolute = std::path::absolute(path);
         self.pair(option, absolute.unwrap_or_else(|_| path.to_owned()))

@@ -1,4 +1,9 @@
-//! The beginning of connections.
+//! The beginning of connections: the request of a process, the resources that a connection takes,
+//! and the answer that gives a process its end.
+//!
+//! A connection is made in three steps. `check_room` looks for room in the families' tables and
+//! within the limits of tenants; `reserve` takes all that can fail; `commit` cannot fail. So a
+//! connection that is refused leaves nothing.
 
 use std::sync::Arc;
 
@@ -27,11 +32,11 @@ pub struct Pair {
     pub later: bool,
 }
 
-/// The means of a connection that is not made yet.
+/// The resources of a connection that is not made yet.
 struct Reserved {
     link: u32,
     stream: u32,
-    /// The accounts' shares for the connector's end and the acceptor's.
+    /// The shares of accounts for the connector's end and the acceptor's end.
     held: [ResourceHold; 2],
     /// The eventfds of the connector and of the acceptor.
     bells: [Option<Bell>; 2],
@@ -70,8 +75,8 @@ impl Broker {
             return Ok(self.connect_remote(client, family, to, from)?.unwrap_or_else(not_ours));
         };
         let Some(listener) = self.listeners.get(number) else { return Ok(not_ours()) };
-        // The kernel has a listener at the same address, and its own treatment of connections that
-        // come too fast.
+        // A connection that finds the queue full is left to the kernel, which has a listener at the
+        // same address and its own treatment of a full queue.
         if !listener.has_room() {
             return Ok(not_ours());
         }
@@ -116,15 +121,19 @@ impl Broker {
     /// Checks that the families' tables have room for a connection's ends, and that the tenants may
     /// have that many more.
     fn check_room(&mut self, pair: &Pair) -> Result<(), Errno> {
-        let (a, b) = (pair.connector.0, pair.acceptor.0);
-        for party in [a, b] {
-            if let Party::Family(number) = party {
-                let wanted = if a == b { 2 } else { 1 };
-                let family = self.families.get(number).ok_or(Errno::CONNREFUSED)?;
-                let namespace = family.namespace;
-                family.has_room(wanted).then_some(()).ok_or(Errno::NOBUFS)?;
-                self.is_within_limits(namespace, wanted)?;
-            }
+        let parties = [pair.connector.0, pair.acceptor.0];
+        let entries = if parties[0] == parties[1] { 2 } else { 1 };
+        let mut namespaces = [None; 2];
+        for (party, namespace) in parties.into_iter().zip(&mut namespaces) {
+            let Party::Family(number) = party else { continue };
+            let family = self.families.get(number).ok_or(Errno::CONNREFUSED)?;
+            family.has_room(entries).then_some(()).ok_or(Errno::NOBUFS)?;
+            *namespace = Some(family.namespace);
+        }
+        for namespace in namespaces.into_iter().flatten() {
+            // Two families of one namespace take both ends from the limit of one tenant.
+            let ends = namespaces.iter().filter(|other| **other == Some(namespace)).count();
+            self.check_limits(namespace, ends as u32)?;
         }
         Ok(())
     }
@@ -211,7 +220,7 @@ impl Broker {
         let other = connection.end(side.other()).party;
         let place = place(connection, link, side, self.are_one_tenant(family, other));
         let Some(family) = self.families.get_mut(family) else { return };
-        // `check_room` has seen it, and nothing has taken an entry since then.
+        // `check_room` has found the room, and nothing has taken an entry since then.
         let entry = family.take_entry(number, side).expect("the table has room for the entry");
         family.table.grant(entry, place);
         if let Some(connection) = self.connections.get_mut(number) {

@@ -23,17 +23,17 @@ use crate::slab::Slab;
 /// The reason for which an endpoint ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndReason {
-    /// Its last process closed it.
+    /// The endpoint's last process closed it.
     Closed,
-    /// Its last process ended without closing it.
+    /// The endpoint's last process ended without closing it.
     Killed,
-    /// No process ever had it.
+    /// The connection is refused, and no process ever had the endpoint.
     Refused,
 }
 
 impl Broker {
-    /// Returns the connection and the side of a family's entry. Returns `None` if the entry is
-    /// unused.
+    /// Returns the connection and the side that an entry of a family's table stands for. Returns
+    /// `None` if the entry is unused.
     fn place_of(&self, family: u32, entry: u32) -> Option<(u32, Side)> {
         self.families.get(family)?.entry(entry)
     }
@@ -84,7 +84,8 @@ impl Broker {
         }
     }
 
-    /// Ends the carrier's end of a connection, whose producer's last tail was `last`.
+    /// Marks the carrier's end of a connection as closed. `last` is the last tail that the carrier
+    /// has produced.
     pub(super) fn finish_engine(&mut self, number: u32, last: Tail) {
         let Some(connection) = self.connections.get_mut(number) else { return };
         let Some(end) = connection.ends.iter_mut().find(|end| end.party == Party::Engine) else {
@@ -182,9 +183,10 @@ impl Broker {
     }
 }
 
-/// Finishes both halves of a stream for the side that has ended: by a reset if the other side could
-/// take a part of what was sent for the whole, and otherwise in order. `lock` is the word of the
-/// lock of the sending half. Returns the last tail of the side's producer.
+/// Finishes both halves of a stream for the side that has ended. They are reset if the side left
+/// data unread, if its process died while it sent, or if the connection is refused, and are
+/// finished in order otherwise. `lock` is the word of the lock of the sending half. Returns the
+/// last tail of the side's producer.
 fn finish_stream(halves: &Stream<'_>, lock: u64, reason: EndReason) -> Tail {
     let has_unread = halves.into.refresh() != Ok(0);
     let died_sending = reason == EndReason::Killed && is_held_by_process(lock);
@@ -204,8 +206,8 @@ fn is_held_by_process(lock: u64) -> bool {
     lock as u32 != 0
 }
 
-/// Releases the pages of a region that the producer at `side` has left, and then the region itself,
-/// in the bits of the side's party.
+/// Releases the memory pages of the region that the producer at `side` used last, and then clears
+/// the region in the bits in which the side's party marks the regions that it uses.
 fn release_region(link: &ArenaLink, families: &Slab<Family>, side: Side, region: Region) {
     let end = link.ends[side as usize];
     match (end.party, &link.bits) {

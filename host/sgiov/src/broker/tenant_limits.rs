@@ -11,8 +11,11 @@ use super::{Broker, Errno, LIMITED};
 const MEASURE: Duration = Duration::from_micros(10);
 
 impl Broker {
-    /// Checks that a tenant may have `wanted` more endpoints.
-    pub(super) fn is_within_limits(&mut self, namespace: u32, wanted: u32) -> Result<(), Errno> {
+    /// Checks that the tenant of a namespace may have `wanted` more endpoints.
+    ///
+    /// # Errors
+    /// [`LIMITED`] at the limit of the tenant's endpoints or memory.
+    pub(super) fn check_limits(&mut self, namespace: u32, wanted: u32) -> Result<(), Errno> {
         let Some(space) = self.namespaces.get(namespace) else { return Ok(()) };
         let Some(tenant) = &space.tenant else { return Ok(()) };
         let sockets = tenant.sockets.is_none_or(|most| space.endpoints + wanted <= most);
@@ -60,23 +63,36 @@ mod tests {
     use slipway_sgiov_spec::control::{Reply, Request};
 
     use super::*;
-    use crate::broker::Outcome;
-    use crate::broker::connect::tests::listening;
+    use crate::broker::connect::tests::{attach, listening};
+    use crate::broker::{Outcome, told};
     use crate::peer::NamespaceId;
     use crate::policy::Tenant;
+
+    fn tenant(sockets: Option<u32>, memory: Option<u64>) -> Tenant {
+        let (name, netns) = ("web".into(), "web".into());
+        Tenant { name, netns, sockets, memory, weight: 1.0, rate: None }
+    }
+
+    #[test]
+    fn both_ends_of_a_connection_within_a_namespace_count() {
+        let (mut broker, _, at) = listening();
+        let client = attach(&mut broker);
+        broker.namespaces.get_mut(0).unwrap().tenant = Some(tenant(Some(3), None));
+        let connect = || Request::Connect { to: at, from: Address::ANY };
+        let outcome = broker.request(client, connect(), Vec::new());
+        assert!(matches!(outcome, Outcome::Answer(Reply::Connected { .. }, _)));
+        assert_eq!(broker.namespaces.get(0).unwrap().endpoints, 2);
+        let outcome = broker.request(client, connect(), Vec::new());
+        let Outcome::Answer(Reply::Refused(errno), _) = outcome else { panic!("4 of 3 endpoints") };
+        assert_eq!(errno, told(LIMITED));
+        assert_eq!(broker.namespaces.get(0).unwrap().endpoints, 2);
+    }
 
     #[test]
     fn memory_that_was_measured_lately_is_not_measured_again() {
         let (mut broker, client, at) = listening();
         let space = broker.namespaces.get_mut(0).unwrap();
-        space.tenant = Some(Tenant {
-            name: "web".into(),
-            netns: "web".into(),
-            sockets: None,
-            memory: Some(1 << 30),
-            weight: 1.0,
-            rate: None,
-        });
+        space.tenant = Some(tenant(None, Some(1 << 30)));
         let (lately, later) = (Instant::now(), Instant::now() + Duration::from_secs(3600));
         space.measured = Some((1 << 30, later));
         let connect = || Request::Connect { to: at, from: Address::ANY };

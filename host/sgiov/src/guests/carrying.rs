@@ -66,9 +66,10 @@ pub struct Carrying {
     pub stalls: Stalls<Tenants>,
     pub log: Log,
     pub news: NewsSender<News>,
-    /// The time at which work was first looked for in vain. `None` if there was work since.
+    /// The time since which the carrier has found no work. `None` if the last turn had work.
     idle_since: Option<Instant>,
-    /// All pairs with programs have a turn after the sleep, since a signal may be missing.
+    /// Set if the carrier sleeps for [`NAP`] at most, and then gives turns to all pairs with
+    /// programs, since a program may miss that it has to signal.
     naps: bool,
 }
 
@@ -101,8 +102,8 @@ impl Carrying {
         }
     }
 
-    /// Resets the streams of a family whose signals are invalid, or whose bell cannot be watched,
-    /// since its events would not be noticed.
+    /// Resets the streams of a family whose signals are invalid or whose bell cannot be watched,
+    /// since the carrier would not notice the family's events.
     fn family_spoiled(&mut self, number: u32) {
         let text = "a program's signals cannot be taken: its streams to guests are reset";
         self.log.line("family", format_args!("{text}"));
@@ -120,7 +121,8 @@ impl Carrying {
         }
     }
 
-    /// Returns whether signals of a line's program come, from its family or by the links' carrier.
+    /// Returns whether signals of a line's program reach this carrier, from the program's family or
+    /// by the links' carrier.
     fn hears(&self, families: &mut Families<()>, line: &Line) -> bool {
         families.member(line.family).is_some() || self.programs.is_claimed(line.family)
     }
@@ -149,8 +151,9 @@ impl Carrying {
         worked
     }
 
-    /// Charges these tenants if the thread slept in the work since the last charge, which was for
-    /// them. `None` if single peers were not measured when that began, or nobody pays.
+    /// Charges `tenants` for the time for which the thread slept since the last charge. Pass `None`
+    /// if the work was for nobody in particular, or if the work of single peers was not measured
+    /// when it began.
     pub fn charge(&mut self, tenants: Option<Tenants>) {
         let Self { stalls, log, .. } = self;
         Charger { stalls, log }.charge(tenants.as_ref());
@@ -212,8 +215,8 @@ impl Carrying {
         }
     }
 
-    /// Has streams make their wishes, and asks all guests that are served to wake the carrier.
-    /// Returns `false` if there is work.
+    /// Arms all streams, so that their ends signal the next change, and asks all guests that are
+    /// not left out to wake the carrier. Returns `false` if there is work.
     fn ask_to_wake(&mut self) -> bool {
         let Self { pairs, guests, stalls, log, .. } = self;
         pairs.arm(0, guests, &mut Charger { stalls, log });
@@ -227,7 +230,7 @@ impl Carrying {
         let mut charger = Charger { stalls, log };
         charger.skip();
         let mut quiet = true;
-        // All guests, so that each is asked.
+        // The loop does not end at the first guest with work, so that each guest is asked.
         for guest in guests.values_mut() {
             if !charger.is_left_out(&guest.tenants) {
                 quiet &= guest.sleep();
@@ -237,8 +240,8 @@ impl Carrying {
         quiet
     }
 
-    /// Interrupts guests that wait for what was done. One that is left out is interrupted once it
-    /// is served again: whether it waits is written in its memory.
+    /// Interrupts guests that wait for work of this turn. A guest that is left out is interrupted
+    /// once it is served again, since only its memory says that it waits.
     fn notify(&mut self) {
         let Self { guests, stalls, log, .. } = self;
         let mut charger = Charger { stalls, log };
@@ -278,7 +281,8 @@ impl Work for Carrying {
             }
             Command::Spoiled(number, claims) => self.claimed_family_spoiled(number, &claims),
             Command::FamilyEnded(number) => self.programs.part(number),
-            // Without signals a stream would stand still, and nobody would know why.
+            // A stream whose program's signals do not come would stand still, so it is refused or
+            // reset.
             Command::Connect { connection, guest, from, to, line } => {
                 let guest = guest.filter(|_| self.hears(families, &line));
                 self.program_connects((connection, line), guest, from, to);
@@ -332,7 +336,8 @@ impl Work for Carrying {
         lasts
     }
 
-    /// Has streams make their wishes first, and then asks all peers to wake the carrier.
+    /// Arms the streams and asks the guests to wake the carrier. Returns a sleep if there is still
+    /// no work.
     fn rest(&mut self, _: Instant) -> Rest {
         self.report_gone();
         let answer = self.refuse_overdue();
@@ -346,7 +351,8 @@ impl Work for Carrying {
         let Some(trim) = trim else { return Rest::Awake };
         self.naps = !self.programs.is_empty() && !is_told_surely();
         let served = self.stalls.due().map(|at| at.saturating_duration_since(Instant::now()));
-        // Until the next stream's memory or the oldest request is due, or a tenant is served again.
+        // The sleep ends when the next stream's memory or the oldest request is due, or when a
+        // tenant is served again. A nap may end up to `NAP` later than that.
         let due = [trim, answer, served].into_iter().flatten().min();
         let longest = if self.naps { Some(NAP) } else { due };
         Rest::Asleep(longest.map(|longest| Instant::now() + longest))

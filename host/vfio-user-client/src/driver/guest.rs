@@ -1,4 +1,5 @@
-//! The guest of a driver that runs without a VMM.
+//! A guest without a VMM, for drivers in tests and benchmarks: memory in a memfd, and eventfds as
+//! interrupts. Functions over vfio-user are connected to it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -42,7 +43,8 @@ pub struct TestGuest {
 }
 
 impl TestGuest {
-    /// Makes a guest without interrupts, whose `len` bytes of memory functions find at `base`.
+    /// Makes a guest without interrupts. Its memory has `len` bytes, and functions address it from
+    /// `base` on.
     ///
     /// # Errors
     /// The errors of [`sealed_memory`] and [`Region::mapped`].
@@ -64,22 +66,27 @@ impl TestGuest {
         Ok(self)
     }
 
-    /// Returns how often interrupt `number` came since the last call.
+    /// Returns how often interrupt `number` was raised since the last call.
+    ///
+    /// # Panics
+    /// The guest has no interrupt of this number.
     pub fn count(&self, number: usize) -> u64 {
         let mut bytes = [0; 8];
         let read = rustix::io::read(&self.interrupts[number], &mut bytes);
         read.map_or(0, |_| u64::from_ne_bytes(bytes))
     }
 
+    /// Returns the eventfds of all interrupts.
     fn events(&self) -> Vec<BorrowedFd<'_>> {
         self.interrupts.iter().map(AsFd::as_fd).collect()
     }
 
-    /// Connects to the function at `path`, maps the memory and routes the interrupts. Every wait
-    /// takes at most `patience`, also that of a driver on the registers.
+    /// Connects to the function at `path`, maps the memory and routes the interrupts. A wait for a
+    /// reply takes at most `patience`, and so does a driver's wait by the returned registers.
     ///
     /// # Errors
-    /// [`ClientError`].
+    /// [`ClientError`] if the server cannot be reached, refuses a request or does not reply in
+    /// time.
     pub fn connect(&self, path: &Path, patience: Duration) -> Result<Registers, ClientError> {
         let mut client = Client::connect(path, patience)?;
         let ((base, len), events) = (self.range, self.events());
@@ -94,10 +101,11 @@ impl TestGuest {
         Ok(Registers::new(client, patience))
     }
 
-    /// Does what [`TestGuest::connect`] does, for a function that several threads use.
+    /// Connects as [`TestGuest::connect`] does, and returns registers that several threads can use.
     ///
     /// # Errors
-    /// [`FunctionError`].
+    /// [`FunctionError`] if the server cannot be reached, refuses a request or does not reply in
+    /// time.
     pub fn connect_shared(
         &self,
         path: &Path,
@@ -110,10 +118,10 @@ impl TestGuest {
         Ok(SharedRegisters::new(function, patience))
     }
 
-    /// Maps the memory for a function and routes the interrupts.
+    /// Maps the memory for a function that is connected already, and routes its interrupts.
     ///
     /// # Errors
-    /// [`FunctionError`].
+    /// [`FunctionError`] if the server refuses a request or does not reply in time.
     pub fn attach(&self, function: &RemoteFunction) -> Result<(), FunctionError> {
         let ((base, len), events) = (self.range, self.events());
         function.map_ram(base, len, self.file.as_fd(), 0)?;

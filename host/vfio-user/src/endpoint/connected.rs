@@ -62,8 +62,8 @@ impl Connection {
         if late && !session.is_negotiated() {
             return Outcome::Ends("the client did not negotiate in time".into());
         }
-        let kept = session.is_private() && session.channel.has_kept();
-        if !(ready.client || ready.output || self.more || kept || session.is_pending()) {
+        let has_kept = session.has_kept();
+        if !(ready.client || ready.output || self.more || has_kept || session.is_pending()) {
             return Outcome::Stays;
         }
         match session.turn(device, now) {
@@ -100,6 +100,12 @@ impl Connection {
     /// Returns whether a request is quiescing the function. A poll would end the quiescence.
     pub fn is_quiescing(&self) -> bool {
         self.session.is_quiescing()
+    }
+
+    /// Returns whether a message is to be read that no descriptor announces: it came while the
+    /// function waited for the client's memory.
+    pub fn has_kept(&self) -> bool {
+        self.session.has_kept()
     }
 
     /// Returns what the endpoint does for the client.

@@ -1,4 +1,5 @@
-//! How an endpoint is made: anew, with what a predecessor left, and with lanes.
+//! The constructors of an endpoint: on a new socket, on the socket and session that a predecessor
+//! left, or on a socket of another party; and its lanes on other reactors.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -26,15 +27,17 @@ use crate::stats::ClientInfo;
 use crate::{Config, EndpointParts, kept, slots};
 
 impl Endpoint {
-    /// Binds the socket at once; clients are served once the endpoint is added to a reactor.
+    /// Makes an endpoint. Its socket is bound at once; clients are served once the endpoint is
+    /// added to a reactor.
     ///
     /// `home` is that reactor: the endpoint returns to it from a thread of its own. `wakes` are
-    /// duplicates of the backends' wake descriptors: when one is readable the function is polled,
-    /// which clears it.
+    /// duplicates of the backends' wake descriptors. The function is polled when one of them is
+    /// readable, and the backend clears its descriptor in that poll.
     ///
     /// # Errors
-    /// The socket cannot be bound (the text holds its path), or the function's doorbells do not fit
-    /// its doorbell registers.
+    /// The socket cannot be bound (the text holds its path); the function's doorbells do not fit
+    /// its doorbell registers; the session of a predecessor cannot be resumed, or comes with
+    /// hardware, which has none.
     pub fn new(
         config: Config,
         parts: EndpointParts,
@@ -50,19 +53,19 @@ impl Endpoint {
         }
         let device = Device::new(parts, function)?;
         let (listener, kept) = listen(&config, kept, &device.bin)?;
-        let around = (wakes, home);
-        let mut endpoint = Self::with(config, device, listener, around)?;
+        let mut endpoint = Self::with(config, device, listener, wakes, home)?;
         if let Some((parts, keeping)) = kept {
             endpoint.resume(*parts, keeping)?;
         }
         Ok(endpoint)
     }
 
-    /// Makes an endpoint on a Unix socket that another party made, named and listens on. The
-    /// socket's path in `config` is ignored.
+    /// Makes an endpoint on a Unix socket that another party has bound and listens on. The socket's
+    /// path in `config` is ignored.
     ///
     /// # Errors
-    /// `socket` is no such socket, or the function's doorbells do not fit its doorbell registers.
+    /// `socket` is not a listening Unix socket, or the function's doorbells do not fit its doorbell
+    /// registers.
     pub fn on(
         socket: OwnedFd,
         config: Config,
@@ -71,14 +74,16 @@ impl Endpoint {
         home: &Handle,
     ) -> std::io::Result<Self> {
         let listener = Listener::given(socket, &parts.bin)?;
-        Self::with(config, Device::new(parts, function)?, listener, (Vec::new(), home))
+        Self::with(config, Device::new(parts, function)?, listener, Vec::new(), home)
     }
 
+    /// Makes an endpoint without a client.
     fn with(
         config: Config,
         device: Device,
         listener: Listener,
-        (wakes, home): (Vec<OwnedFd>, &Handle),
+        wakes: Vec<OwnedFd>,
+        home: &Handle,
     ) -> std::io::Result<Self> {
         let path = config.location.socket();
         let shut = listener.shut()?;
@@ -102,13 +107,14 @@ impl Endpoint {
         })
     }
 
-    /// Continues with the client that a predecessor had, if there is one.
+    /// Continues with the client that a predecessor had. Without such a client the function is
+    /// held for a client that resumes it, if the predecessor has left its state.
     fn resume(&mut self, mut parts: kept::Parts, mut keeping: Keeping) -> std::io::Result<()> {
         let socket = parts.found.remove(&slots::CLIENT);
         let (Some(socket), Some(peer)) = (socket, keeping.client()) else {
             if keeping.holds() {
                 self.device.run = RunState::Held;
-                // The predecessor may have been killed before it had cleared everything.
+                // The predecessor may have been killed while it released the session.
                 keeping.release();
             }
             self.kept = Some(Box::new(keeping));
@@ -126,20 +132,20 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Serves clients on a thread of this endpoint's own, of this name, until the endpoint is
-    /// closed: calls of its function or its hardware may block, since they hold up no other
-    /// endpoint. Takes the place of adding the endpoint to a reactor.
+    /// Serves clients on a thread of the endpoint's own until the endpoint is closed, instead of on
+    /// a reactor that it is added to. Calls of its function or its hardware may block there, since
+    /// they delay no other endpoint. `name` is the thread's name.
     ///
     /// # Errors
-    /// No descriptor or thread is left. The endpoint is gone then.
+    /// No descriptor or thread is left. The endpoint is dropped then.
     pub fn serve_alone(mut self, name: &str) -> std::io::Result<()> {
         self.residence = Residence::OwnForGood;
         let settings = Settings { name: name.to_owned(), ..Settings::default() };
         Reactor::detached(settings, Box::new(self)).map(drop).map_err(|(error, _)| error)
     }
 
-    /// Has other reactors poll the function's lanes, if it has lanes: one lane for each home, as
-    /// far as there are lanes. Call it before the endpoint is added to its reactor. The lanes end
+    /// Has other reactors poll the function's lanes, one lane for each of `homes`, until lanes or
+    /// homes run out. Call this before the endpoint is added to its reactor. The lanes end
     /// with the endpoint, wherever the endpoint is then. A client of such an endpoint cannot have
     /// message-only memory above [`Config::remote_threshold`], for which all of the function would
     /// have to move.

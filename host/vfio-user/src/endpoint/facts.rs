@@ -1,4 +1,6 @@
-//! The next step of an endpoint, as a function of the facts.
+//! The choice of an endpoint's next step, as functions of facts that the endpoint gathers: a step
+//! at once ([`Facts`]) or a sleep ([`Sleep`]). They read no clock and no device, so tests list
+//! cases.
 
 use std::time::{Duration, Instant};
 
@@ -36,7 +38,7 @@ impl Facts {
     }
 }
 
-/// The looks at mapped doorbells while an endpoint sleeps.
+/// The way in which mapped doorbells are looked at while an endpoint sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DoorbellPolling {
     /// Nothing is mapped, or the function must not be polled.
@@ -52,6 +54,7 @@ pub enum DoorbellPolling {
 pub struct Sleep {
     /// A request of the client is pending.
     pub pending: bool,
+    /// The way in which mapped doorbells are looked at meanwhile.
     pub looks: DoorbellPolling,
     /// The deadline of a function that may be polled.
     pub deadline: Option<Instant>,
@@ -62,7 +65,7 @@ pub struct Sleep {
 }
 
 impl Sleep {
-    /// Returns the step that ends at the earliest of the times.
+    /// Returns a sleep until the earliest of the times, or until an event if there is no time.
     pub fn step(self, now: Instant) -> Step {
         let recheck = self.pending.then(|| now + RECHECK);
         let look = match self.looks {

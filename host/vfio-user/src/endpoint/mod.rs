@@ -279,10 +279,16 @@ impl Endpoint {
         }
         let is_polled = !facts.quiescing;
         let Some(looks) = self.last_look(connected && is_polled, now) else { return Step::Busy };
-        let handshake = match &self.state {
-            EndpointState::Connected(connection) => connection.handshake(&self.config),
+        let connection = match &self.state {
+            EndpointState::Connected(connection) => Some(connection),
             _ => None,
         };
+        // The last poll may have waited for the client's memory, and kept a message that came
+        // meanwhile. No event would end the sleep for it.
+        if !facts.pending && connection.is_some_and(|connection| connection.has_kept()) {
+            return Step::Busy;
+        }
+        let handshake = connection.and_then(|connection| connection.handshake(&self.config));
         let deadline = self.device.pace.deadline().filter(|_| is_polled);
         let (pending, retry) = (facts.pending, self.entrance.retry_at);
         Sleep { pending, looks, deadline, handshake, retry }.step(now)

@@ -77,12 +77,12 @@ impl Session {
                 let wanted: DeviceState = exactly(data)?;
                 let to = wanted.state.get();
                 check_target(device, to)?;
-                // Before anything changes.
+                // A reply that has no room is refused before anything changes.
                 reply(flags, room, wanted.as_bytes())?;
                 self.walk(device, Transition { to, flags }, false)
             }
-            // To probe, a client sends the operations that it means along, and gets its request
-            // back.
+            // A probe has the flags of the operations that the client asks about. The reply to a
+            // probe is the request.
             (operations, _) if operations & feature::PROBE != 0 => {
                 Ok(Answer::Reply(request.as_bytes().to_vec()))
             }
@@ -103,7 +103,11 @@ impl Session {
         }
     }
 
-    /// Goes on with a change of the function's state.
+    /// Takes steps towards the state that `transition` is to reach, until the function is in it or
+    /// has to become quiet first. `expired` is set if the function has had its time for that.
+    ///
+    /// # Errors
+    /// `EBUSY` if the function did not become quiet in time; the errors of [`step`].
     pub(super) fn walk(
         &mut self,
         device: &mut Device,
@@ -114,7 +118,7 @@ impl Session {
         while device.is_held() || device.run.code() != to {
             let before = state_len(&device.run);
             let stepped = step(device, to);
-            // A state is made or understood as a whole.
+            // A step saves or restores a state as a whole, so all of it is its cost.
             self.cost += before.max(state_len(&device.run)) / BYTES_PER_COST;
             match stepped {
                 Ok(Walk::Next) => {}
@@ -202,18 +206,26 @@ impl Session {
     }
 }
 
-/// Returns an error if the function cannot be brought to the state `to`.
+/// Checks that the function can be brought to the state `to`.
+///
+/// # Errors
+/// `ENOTSUP` if the function's state cannot move; `EINVAL` if there is no such state.
 fn check_target(device: &Device, to: u32) -> Result<(), Errno> {
-    let migrates = device.function.max_state() > 0;
     match to {
         device_state::RUNNING => Ok(()),
-        device_state::STOP | device_state::STOP_COPY | device_state::RESUMING if migrates => Ok(()),
-        device_state::STOP | device_state::STOP_COPY | device_state::RESUMING => Err(Errno::NOTSUP),
+        device_state::STOP | device_state::STOP_COPY | device_state::RESUMING => {
+            check_migrates(device)
+        }
         _ => Err(Errno::INVAL),
     }
 }
 
-/// Takes one step from the function's state towards `to`, which is another one.
+/// Takes one step from the function's state towards the state `to`, which must be another one
+/// unless the function is held.
+///
+/// # Errors
+/// `ESTALE` if the function cannot go on where a predecessor left it; `EINVAL` if a state is
+/// refused, or the function has failed.
 fn step(device: &mut Device, to: u32) -> Result<Walk, Errno> {
     match (&mut device.run, to) {
         (RunState::Running, _) => {
@@ -225,7 +237,7 @@ fn step(device: &mut Device, to: u32) -> Result<Walk, Errno> {
         (RunState::Held, device_state::RESUMING) => device.abandon(),
         (RunState::Held, _) => device.resume().map_err(|_| Errno::STALE)?,
         (RunState::Stopped, device_state::STOP_COPY) => {
-            // A register that was written meanwhile may have made work.
+            // The client may have written a register since the stop, which can make work.
             if !device.function.quiesce() {
                 return Ok(Walk::Waits);
             }
@@ -264,10 +276,15 @@ fn state_len(run: &RunState) -> usize {
     }
 }
 
+/// Checks that the function's state can move to another endpoint.
+///
+/// # Errors
+/// `ENOTSUP` if it cannot.
 fn check_migrates(device: &Device) -> Result<(), Errno> {
     if device.function.max_state() > 0 { Ok(()) } else { Err(Errno::NOTSUP) }
 }
 
+/// Returns the data of a reply that says the function's state.
 fn state_of(code: u32) -> DeviceState {
     DeviceState { state: U32::new(code), ..DeviceState::default() }
 }
@@ -278,7 +295,10 @@ fn data_header(len: usize) -> MigrationData {
     MigrationData { argsz: U32::new(whole as u32), size: U32::new(len as u32) }
 }
 
-/// Returns a reply with a feature's data, if the client has room for it.
+/// Returns a reply with a feature's data. `room` is the longest payload that the client takes.
+///
+/// # Errors
+/// `EINVAL` if the reply does not fit into `room`.
 pub(super) fn reply(flags: u32, room: usize, data: &[u8]) -> Result<Answer, Errno> {
     let len = size_of::<DeviceFeature>() + data.len();
     if room < len {

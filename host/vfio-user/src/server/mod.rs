@@ -183,6 +183,12 @@ impl Session {
         self.pending.as_ref().is_some_and(|pending| matches!(pending.waiting, Waiting::Turn(_)))
     }
 
+    /// Returns whether a message, or the end of the connection, came while the function waited for
+    /// the client's memory, and is yet to be received. No descriptor announces it.
+    pub(crate) fn has_kept(&self) -> bool {
+        self.private && self.channel.has_kept()
+    }
+
     /// Processes the messages that have arrived, up to [`COST_PER_TURN`].
     pub(crate) fn turn(&mut self, device: &mut Device, now: Instant) -> Result<SessionTurn, End> {
         if self.kept.is_some() {

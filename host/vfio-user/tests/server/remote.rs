@@ -1,5 +1,6 @@
 //! Message-only memory: `VFIO_USER_DMA_READ` and `VFIO_USER_DMA_WRITE`.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use slipway_vfio_user::RegionKind;
@@ -87,6 +88,22 @@ fn commands_that_come_meanwhile_are_kept() {
     assert_eq!(raw.reply().header.command.get(), Command::RegionWrite as u16);
     assert_eq!(raw.reply().header.id.get(), early.id.get());
     assert_eq!(copy(&mut raw, 0x20_0000, 0, 4), FAULT);
+}
+
+#[test]
+fn a_command_that_comes_during_an_idle_poll_is_answered() {
+    let served = serve();
+    let mut raw = served.client();
+    raw.call(Command::DmaMap, dma_map(0, 0x10_0000).as_bytes()).ok();
+    served.knobs.fetching.store(true, Ordering::SeqCst);
+    served.control.poke();
+    let request = raw.reply().header;
+    assert_eq!(request.command.get(), Command::DmaRead as u16);
+    served.knobs.fetching.store(false, Ordering::SeqCst);
+    let early = raw.header(Command::RegionRead as u16, 16);
+    raw.send(&[early.as_bytes(), access(0, 0, 4).as_bytes()].concat(), &[]);
+    raw.send(request.error_reply(14).as_bytes(), &[]);
+    assert_eq!(raw.reply().header.id.get(), early.id.get());
 }
 
 #[test]
