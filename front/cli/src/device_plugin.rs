@@ -1,5 +1,6 @@
-//! `slipway device-plugin`: offers functions of pools and the node's socket functions to Kubernetes,
-//! or shows what it would offer (`--show`). The plugin itself is the crate `slipway_device_plugin`.
+//! `slipway device-plugin`: advertises functions of pools and the node's socket functions to
+//! kubelet, or shows those that it would advertise (`--show`). The plugin itself is the crate
+//! `slipway_device_plugin`.
 
 use std::collections::BTreeMap;
 

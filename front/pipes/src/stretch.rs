@@ -13,9 +13,9 @@ pub struct Stretch {
 }
 
 impl Stretch {
-    /// Makes the stretch of `length` bytes from `position` of a ring of `size` bytes. Returns `None`
-    /// if `size` is not a power of two or `length` exceeds `size`, as a hostile or broken peer's
-    /// indices may have it.
+    /// Makes the stretch of `length` bytes from `position` of a ring of `size` bytes. Returns
+    /// `None` if `size` is not a power of two or `length` exceeds `size`, as a hostile or broken
+    /// peer's indices may have it.
     pub fn new(position: u64, length: u64, size: u64) -> Option<Self> {
         let (length, size) = (usize::try_from(length).ok()?, usize::try_from(size).ok()?);
         (size.is_power_of_two() && length <= size).then_some(Self { position, length, size })
@@ -67,7 +67,8 @@ impl Stretch {
         Self { length: length.min(self.length), ..*self }
     }
 
-    /// Returns the part after the first `length` bytes, which is empty if the stretch is not longer.
+    /// Returns the part after the first `length` bytes, which is empty if the stretch is not
+    /// longer.
     pub fn after(&self, length: usize) -> Self {
         let gone = length.min(self.length);
         let position = self.position.wrapping_add(gone as u64);

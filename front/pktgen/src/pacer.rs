@@ -61,8 +61,9 @@ impl Pacer {
         Self { each: rate.map(|rate| 1.0 / rate.max(SLOWEST)), begin: now, gone: 0 }
     }
 
-    /// Returns `wanted` if the next frame is due at `now`: a burst of any size is due with its first
-    /// frame. A sender that is more than 10 ms late starts anew at `now` and does not catch up.
+    /// Returns `wanted` if the next frame is due at `now`: a burst of any size is due with its
+    /// first frame. A sender that is more than 10 ms late starts anew at `now` and does not catch
+    /// up.
     ///
     /// # Errors
     /// The time until the next frame is due.

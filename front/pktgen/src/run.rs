@@ -5,16 +5,16 @@
 //! ping sends, at the rate of a [`Pacer`]; [`ReceivedFrames`] counts those that a sink or a ping
 //! receives.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use slipway_ethernet_spec::Mac;
-use slipway_telemetry::{Histogram, monotonic_ns};
+use slipway_telemetry::monotonic_ns;
 
 use crate::figures::{Figures, Latency};
 use crate::frame::{Probe, Stream, Vary, announcement, turn_round};
+use crate::received::ReceivedFrames;
 use crate::{Pacer, Sequence, Sizes, Wire};
 
 /// The time between two reports.
@@ -25,8 +25,6 @@ const LOOK: Duration = Duration::from_millis(50);
 const FLUSH: Duration = Duration::from_secs(1);
 /// The most frames taken at a time.
 const TAKE: usize = 256;
-/// The most runs that a sink tells apart. Frames of further runs count as others'.
-const RUNS: usize = 1024;
 
 /// The conditions that end a run. The run ends as soon as one of them is met.
 #[derive(Clone, Copy, Debug)]
@@ -207,80 +205,6 @@ fn flush(wire: &mut dyn Wire) -> Result<()> {
         std::thread::yield_now();
     }
     Ok(())
-}
-
-/// The counts of the frames that a sink or a ping received.
-#[derive(Default)]
-struct ReceivedFrames {
-    /// The frames of each run, by its id.
-    runs: BTreeMap<u16, Sequence>,
-    /// Latencies since the last report.
-    second: Histogram,
-    /// Latencies before the last report.
-    latency: Histogram,
-    /// The number of frames of runs.
-    frames: u64,
-    /// The bytes of frames of runs.
-    bytes: u64,
-    /// The number of frames that belong to no run, or to one beyond [`RUNS`].
-    others: u64,
-    /// The time before a sink took the first frame of a run from the wire, if any has come.
-    first: Option<Instant>,
-    /// The time after a sink took the last frame of a run from the wire, if any has come.
-    last: Option<Instant>,
-}
-
-impl ReceivedFrames {
-    /// Counts a frame of `len` bytes that begins with `frame` and came at `now_ns`.
-    #[inline]
-    fn look(&mut self, frame: &[u8], len: usize, now_ns: u64) {
-        let Some(probe) = Probe::read(frame) else {
-            self.others += 1;
-            return;
-        };
-        if self.runs.len() == RUNS && !self.runs.contains_key(&probe.id) {
-            self.others += 1;
-            return;
-        }
-        self.runs.entry(probe.id).or_default().see(probe.number);
-        self.frames += 1;
-        self.bytes += len as u64;
-        // A sender on another host has another clock.
-        if let Some(took) = now_ns.checked_sub(probe.time_ns) {
-            self.second.record(took);
-        }
-    }
-
-    /// Returns the sum of a count over all runs.
-    fn sum(&self, of: impl Fn(&Sequence) -> u64) -> u64 {
-        self.runs.values().map(of).fold(0, u64::saturating_add)
-    }
-
-    /// Returns the latencies that were recorded since the last call, or `None` if there are none.
-    fn take_second(&mut self) -> Option<Latency> {
-        let latency = Latency::of(&self.second);
-        self.latency.merge(&self.second);
-        self.second.clear();
-        latency
-    }
-
-    /// Returns the time in seconds from the first frame of a run to the last; 0 without frames.
-    fn seconds(&self) -> f64 {
-        self.first.zip(self.last).map_or(0.0, |(first, last)| (last - first).as_secs_f64())
-    }
-
-    /// Returns the figures of a run that took `seconds`.
-    fn figures(mut self, seconds: f64) -> Figures {
-        self.take_second();
-        Figures {
-            lost: Some(self.sum(Sequence::lost)),
-            late: Some(self.sum(Sequence::late)),
-            duplicates: Some(self.sum(Sequence::duplicates)),
-            others: Some(self.others),
-            latency_ns: Latency::of(&self.latency),
-            ..Figures::new(seconds, self.frames, self.bytes)
-        }
-    }
 }
 
 /// Receives frames of runs. Announces `mac` to the switch, which then sends frames to `mac` to this

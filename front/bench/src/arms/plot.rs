@@ -50,10 +50,10 @@ pub(super) fn growing(report: &ArmsReport) -> Vec<Over<Point>> {
 
 /// Draws `report`. A picture of one load has bars of the mean time, of its part in stages of
 /// functions and of the 99th percentile; of the ratios of mean and 99th percentile to those of
-/// starts without a network, beside the paper's; of the ratio to single starts; and the distribution
-/// of times. A picture of several loads has the mean time, the 99th percentile and the processor
-/// time of each sandbox over the number or the memory of sandboxes. The picture is well-formed SVG
-/// without scripts or outside references.
+/// starts without a network, beside the paper's; of the ratio to single starts; and it has the
+/// distribution of times. A picture of several loads has the mean time, the 99th percentile and the
+/// processor time of each sandbox over the number or the memory of sandboxes. The picture is
+/// well-formed SVG without scripts or outside references.
 ///
 /// # Errors
 /// If nothing was measured, and the errors of the drawing.

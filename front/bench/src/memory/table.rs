@@ -7,16 +7,16 @@ use crate::table::titled;
 use crate::vmm::VmmLoad;
 
 /// Formats a table for each load of `report`. Below the tables are the growth of the time to ready
-/// with the size of memory, loads that this host cannot run, turns that failed, and a description of
-/// each subject. The text ends with a newline. Headings are bold if `colour`.
+/// with the size of memory, loads that this host cannot run, turns that failed, and a description
+/// of each subject. The text ends with a newline. Headings are bold if `colour`.
 pub fn memory_table(report: &MemoryReport, colour: bool) -> String {
     let tables = report.figure_tables(colour, |_| String::new());
     tables + &table_of_growth(report, colour) + &report.foot()
 }
 
-/// Formats the time in µs that each further MiB of memory adds to the time to ready. The table has a
-/// row for each subject and size of pages that was measured with at least two sizes of memory, and
-/// is empty without rows.
+/// Formats the time in µs that each further MiB of memory adds to the time to ready. The table has
+/// a row for each subject and size of pages that was measured with at least two sizes of memory.
+/// The text is empty without rows.
 fn table_of_growth(report: &MemoryReport, colour: bool) -> String {
     let mut rows = Vec::new();
     for page in [PageSize::Base, PageSize::Huge] {

@@ -2,8 +2,8 @@
 //!
 //! A slot has the address of an object. Since objects are never freed, a reader that loses a race
 //! against a change of its slot still reads a valid object: it takes a reference and then checks
-//! that the slot has not changed ([`get_slowly`]). Changes hold [`FREE`], so that the table does not
-//! change while this process forks.
+//! that the slot has not changed ([`get_slowly`]). Changes hold [`FREE`], so that the table does
+//! not change while this process forks.
 #![allow(unsafe_code)] // a slot's pointer becomes a reference
 
 use std::ptr;
