@@ -144,7 +144,9 @@ impl<'a, 'b> Course<'a, 'b> {
     }
 }
 
-/// Sends frames. Calls `report` every second, and returns the figures of the whole run.
+/// Sends frames. Calls `report` every second, and returns the figures of the whole run. Frames that
+/// the interface refused are counted apart in the figures of the whole run, and are among the
+/// frames of a second.
 ///
 /// # Errors
 /// If the wire is gone, or does not take the planned frames.
@@ -157,7 +159,7 @@ pub fn source(
     let mut stream = plan.stream(wire)?;
     let mut course = Course::new(limits, report);
     let mut pacer = Pacer::new(plan.rate, course.begin);
-    let mut bytes = 0;
+    let mut bytes = 0_u64;
     loop {
         let now = Instant::now();
         if !course.goes_on(stream.made(), now) {
@@ -187,8 +189,9 @@ pub fn source(
         }
     }
     flush(wire)?;
-    let refused = Some(wire.refused()).filter(|refused| *refused > 0);
-    let frames = stream.made() - refused.unwrap_or(0);
+    let (refused, refused_bytes) = wire.refused();
+    let (frames, bytes) = (stream.made() - refused, bytes - refused_bytes);
+    let refused = Some(refused).filter(|refused| *refused > 0);
     Ok(Figures { refused, ..Figures::new(course.seconds(), frames, bytes) })
 }
 
