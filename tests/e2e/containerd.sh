@@ -1,7 +1,8 @@
-# Shared by the tests with containerd: a containerd of the test's own, the shim, and an image of one program in it.
-# Sourced after lib.sh.
-#   SLIPWAY_SHIM  the shim, the one beside SLIPWAY unless told otherwise
-# Another containerd is tested with its programs first in PATH. With $cri its CRI plugin serves, by these settings.
+# Shared by the tests with containerd: starts a containerd of the test's own that has the shim and an image of busybox,
+# and defines functions that start and end it, a daemon and a keeper. Sourced after lib.sh.
+#   SLIPWAY_SHIM  the shim; by default the one beside SLIPWAY
+#   cri           settings for containerd's CRI plugin, set by the test; without them the plugin is off
+# Another version of containerd is tested if its programs are first in PATH.
 shim=${SLIPWAY_SHIM:-$(dirname "$slipway")/containerd-shim-slipway-v2}
 need_root
 for program in containerd ctr busybox python3; do
@@ -15,7 +16,7 @@ stop_daemon
 rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
 echo 'keeper = true' >>"$SLIPWAY_CONFIG"
 containerd='' daemon='' keeper='' listener=''
-# The annotations with which CRI tells a pod's containers apart.
+# The annotations by which containerd's CRI plugin tells a shim the kind of a container, and its pod.
 kind=io.kubernetes.cri.container-type of=io.kubernetes.cri.sandbox-id
 sockets() { find /run/containerd/s \( -type s -o -name '*.state' \) 2>/dev/null | sort; }
 sockets >"$work/sockets"
@@ -40,24 +41,26 @@ disabled_plugins = [$off"io.containerd.snapshotter.v1.aufs",
 ${cri:-}
 END
 
+# shims, holders: process ids of the shims of this containerd, and of the processes that start them again.
 shims() { pgrep -f -- "[^-]-address $address" | while read -r pid; do runs "$pid" && echo "$pid"; done; }
-# The processes that start a shim again.
 holders() { pgrep -f -- "slipway-shim-holder .*--address=$address " | while read -r pid; do runs "$pid" && echo "$pid"; done; }
-# Kills shims with their holders, so that none starts the other again: one that is stopped does not see the other's end.
+# end_shims: kills shims and their holders. All are stopped first, so that no holder sees its shim end and starts it.
 end_shims() {
     local all; all=$(shims; holders)
     [ -n "$all" ] || return 0
     # shellcheck disable=SC2086 # process ids
     { kill -STOP $all; kill -KILL $all; } 2>/dev/null
 }
+# explain: the last lines of the logs, for the messages of failures.
 explain() { tail -n 20 "$work/containerd.log"; tail -n 20 "$work/daemon.log"; }
 c() { timeout 120 ctr --address "$address" "$@"; }
 run() { c run --runtime io.containerd.slipway.v2 --fifo-dir "$work/fifo" "$@" </dev/null; }
 
-# Plugins of CNI make the host forward packets.
+# Plugins of CNI make the host forward packets; the end of the test restores the setting.
 forwarding=$(cat /proc/sys/net/ipv4/ip_forward)
+# end_all: ends what the test has started. lib.sh calls it when the test ends.
 end_all() {
-    local pid
+    local id
     echo "$forwarding" >/proc/sys/net/ipv4/ip_forward
     [ -n "$listener" ] && kill "$listener" 2>/dev/null
     if [ -n "$containerd" ] && runs "$containerd"; then
@@ -72,7 +75,7 @@ end_all() {
 }
 
 start_containerd() {
-    # It unpacks checkpoints there, and leaves them.
+    # containerd unpacks checkpoints in XDG_RUNTIME_DIR and does not remove them.
     XDG_RUNTIME_DIR=$work containerd --config "$work/containerd.toml" 2>>"$work/containerd.log" &
     containerd=$!
     wait_until 60 c version >/dev/null || fail "containerd does not answer: $(explain)"
@@ -80,7 +83,7 @@ start_containerd() {
 start_daemon() {
     "$slipway" daemon 2>>"$work/daemon.log" &
     daemon=$!
-    # Not by asking: a question to no daemon would start one.
+    # A command of the CLI is no test of a daemon here: without one it would start another.
     wait_until 60 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(explain)"
 }
 
@@ -88,8 +91,9 @@ start_keeper() {
     "$slipway" keeper 2>"$work/keeper.log" & keeper=$!
     wait_until 20 listens "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
 }
-# A shim ends a moment after its last container is deleted.
+# one_shim: succeeds if exactly one shim runs. A shim ends a moment after its last container is deleted, so wait for it.
 one_shim() { [ "$(shims | wc -l)" = 1 ]; }
+# stopped CONTAINER: succeeds if containerd has the container's task as ended.
 stopped() { c task ls | grep -qE "^$1 +[0-9]+ +STOPPED"; }
 
 # An image of two layers, as an archive that `ctr image import` takes.
@@ -136,7 +140,8 @@ with tarfile.open(archive, "w") as tar:
         tar.addfile(info, io.BytesIO(data))
 P
 
-# Images of an earlier run's layers, which nobody finds any more.
+# images: the names of the images that the shim made of layers. Those of an earlier run, whose containerd is gone, are
+# removed.
 images() { "$slipway" image ls --json | sed -n 's|.*"docker.io/\(containerd/[^"]*\)".*|\1|p'; }
 images | xargs -r "$slipway" image rm >/dev/null || fail "images of an earlier run stay"
 

@@ -1,16 +1,25 @@
 # shellcheck shell=dash
-# The files that an installation makes on the node: what differs, how they are replaced, and how they are taken away.
+# The files that an installation makes on the node: plans which of them change, replaces them, and removes them.
 # Sourced by slipway-node, never run.
+#
+# The functions hand lists to each other in files of $work, with a path of the node at the end of each line:
+#   items        KIND PATH of each thing to install: f a file, l a link, u a unit (a directory, replaced as a whole)
+#   changed      the items that the node lacks or has otherwise
+#   missing      directories that have to be made
+#   directories  these, and those that runs before made and that the state does not list
+#   files        the lines of the new state: KIND, digest or target, PATH
+#   gone         KIND PATH of things in the state that this version does not have
+#   asides       files beside their places, which clean_up removes
 
-# source_of PATH: the file that is installed there.
+# source_of PATH: prints the path of the file that is installed at PATH.
 source_of() { if [ -e "$work/tree$1" ]; then echo "$work/tree$1"; else echo "$tree$1"; fi; }
 exists() { [ -e "$1" ] || [ -L "$1" ]; }
-# is_ours PATH: an earlier installation has made it.
+# is_ours PATH: succeeds if an earlier installation has made PATH.
 is_ours() { grep -qs " $1\$" "$host$state/files"; }
-# is_others PATH: it is there, and no installation has made it.
+# is_others PATH: succeeds if PATH exists on the node and no installation has made it.
 is_others() { exists "$host$1" && ! is_ours "$1"; }
 
-# names_keeper: settings of the administrator's, in files or in the option, say something about `keeper`.
+# names_keeper: succeeds if the administrator sets `keeper`, in a file of settings or in the option SLIPWAY_SETTINGS.
 names_keeper() {
     local file
     for file in "$host/etc/slipway/config.toml" "$host${setting%/*}"/*.toml; do
@@ -20,7 +29,8 @@ names_keeper() {
 }
 keeper_line='^[[:space:]]*keeper[[:space:]]*='
 
-# The administrator's setting `keeper` is left as it is. Without one, pods have to outlive the daemon.
+# make_setting: makes the file of settings, if it has any. It sets `keeper`, so that pods outlive the daemon, unless the
+# administrator sets that.
 make_setting() {
     local keeper='# Made by slipway-node: pods go on while the daemon is restarted or upgraded.
 keeper = true'
@@ -33,10 +43,11 @@ keeper = true'
     } >"$work/tree$setting"
 }
 
-# A guest kernel and tools that the administrator has set up are used, not replaced.
+# own_parts: prints patterns of items that are not installed: a guest kernel and tools that the administrator has set up
+# are used, not replaced.
 own_parts() {
     local path
-    # busybox's grep takes an empty list for a pattern that all lines match.
+    # An item that does not exist: with an empty list of patterns, busybox's grep takes all lines as matching.
     echo '^none$'
     if is_others /var/lib/slipway/kernel; then
         echo '^[lu] /var/lib/slipway/(kernel|node/kernel-.*)$'
@@ -47,7 +58,7 @@ own_parts() {
     done
 }
 
-# list_items: a line `KIND PATH` for each thing to install: a file, a link, or a unit.
+# list_items: writes the list `items`.
 list_items() {
     own_parts >"$work/own"
     {
@@ -59,7 +70,8 @@ list_items() {
     } | sort | grep -vEf "$work/own" >"$work/items"
 }
 
-# differs KIND PATH: the node does not have it as the image has.
+# differs KIND PATH: succeeds if PATH on the node is missing or differs from that of the image. The name of a unit has a
+# digest of its content, so a unit that exists does not differ.
 differs() {
     local to=$host$2 from
     case $1 in
@@ -72,7 +84,7 @@ differs() {
     esac
 }
 
-# missing_directories: those that have to be made for the items, parents first.
+# missing_directories: prints the directories that have to be made for the items, parents first.
 missing_directories() {
     local path
     { cut -d ' ' -f 2 "$work/items"; echo "$state/files"; echo "$config"; } | while read -r path; do
@@ -80,7 +92,8 @@ missing_directories() {
     done | sort -u
 }
 
-# find_left: what a run that was killed has left: files beside their places, and directories that the state has not.
+# find_left: adds to `asides` and `directories` the files beside their places, and the directories that are not in the
+# state, which a run that was killed has left.
 find_left() {
     local dir
     {
@@ -93,7 +106,7 @@ find_left() {
     cat "$host$made" >>"$work/directories" 2>/dev/null || true
 }
 
-# describe: the lines of the state for the items. A file that the node has already has its line.
+# describe: prints the lines of the new state for the items. An item of the node that does not change keeps its line.
 describe() {
     local kind path
     while read -r kind path; do
@@ -109,7 +122,7 @@ describe() {
     done <"$work/items"
 }
 
-# plan_files: the items that differ, the lines of the new state, and what an earlier version has that this has not.
+# plan_files: writes all lists. It changes nothing on the node.
 plan_files() {
     local kind path _
     [ -x "$tree/usr/local/bin/slipway" ] || find "$tree" -name slipway -type f 2>/dev/null | grep -q . ||
@@ -134,7 +147,7 @@ plan_files() {
     done <"$host$state/files" >"$work/gone"
 }
 
-# check_writable: fails before anything is changed.
+# check_writable: fails if a directory of the files to change cannot be written.
 check_writable() {
     local dir
     {
@@ -149,7 +162,7 @@ check_writable() {
     [ ! -s "$work/unwritable" ] || die "$(cat "$work/unwritable") on the node cannot be written: is it read-only?"
 }
 
-# copy KIND PATH TO
+# copy KIND PATH TO: copies the item from the image to TO. A file keeps its mode, a link or a unit all its attributes.
 copy() {
     local from
     if [ "$1" != f ]; then cp -a "$tree$2" "$3"; return; fi
@@ -157,7 +170,8 @@ copy() {
     cp "$from" "$3" && chmod "$(stat -c %a "$from")" "$3"
 }
 
-# stage: makes the new files beside their places, and runs the most important one.
+# stage: makes the new files beside their places. Fails if the new `slipway` does not run on this node, or does not take
+# the node's settings.
 stage() {
     local kind path new program=''
     cat "$work/missing" >>"$host$made"
@@ -176,7 +190,7 @@ stage() {
     check_settings_of_daemon "${program:-$(installed_program)}"
 }
 
-# keep_others: files that the installation replaces and did not make.
+# keep_others: copies files that the installation is about to replace and did not make, for a later removal.
 keep_others() {
     local path kept
     while read -r _ path; do
@@ -188,7 +202,7 @@ keep_others() {
     done <"$work/changed"
 }
 
-# keep_old PATH: the old file stays under another name until the new daemon runs.
+# keep_old PATH: gives the old file or link at PATH a second name, which stays until the new daemon runs.
 keep_old() {
     local old
     old=$(before "$1")
@@ -201,8 +215,8 @@ keep_old() {
     fi
 }
 
-# rename_all: replaces each file in one step. The mv is the node's, by its path: busybox's follows a link to a
-# directory, and is what a name alone would run.
+# rename_all: replaces each file in one step. It runs the node's mv by its path, since `mv` alone would run busybox's,
+# which follows a link to a directory.
 rename_all() {
     local path new
     while read -r _ path; do
@@ -212,7 +226,7 @@ rename_all() {
     done <"$work/changed"
 }
 
-# undo_rename: the version that ran before, with its settings.
+# undo_rename: puts back the version that ran before, with its settings.
 undo_rename() {
     local path old
     gone_settings | cat "$work/changed" - >"$work/undone"
@@ -222,6 +236,7 @@ undo_rename() {
     done <"$work/undone"
 }
 
+# remove_gone: removes the things of an earlier version that this version does not have.
 remove_gone() {
     local kind path
     while read -r kind path; do
@@ -232,10 +247,10 @@ remove_gone() {
     done <"$work/gone"
 }
 
-# gone_settings: those that an earlier run has made and this one does not.
+# gone_settings: prints the lines of `gone` for files of settings, which this run does not make.
 gone_settings() { grep -xF -e "f $setting" -e "f $environment" "$work/gone" || true; }
 
-# remove_settings: before services are started again, which read them.
+# remove_settings: removes files of settings that this run does not make. Services that read them start after that.
 remove_settings() {
     local path
     gone_settings >"$work/gone-settings"
@@ -246,12 +261,13 @@ remove_settings() {
     if grep -qx "f $environment" "$work/changed" "$work/gone"; then echo containerd >>"$host$state/pending"; fi
 }
 
+# apply_files: replaces the files that differ, if there are any.
 apply_files() {
     [ -s "$work/changed" ] || [ -s "$work/gone" ] || return 0
     stage
     keep_others
     echo slipway >>"$host$state/pending"
-    # A run that is killed after this knows the files of both versions for its own.
+    # The state lists the files of both versions meanwhile: if this run is killed, the next one knows all of them.
     cat "$work/files" "$host$state/files" 2>/dev/null | sort -u >"$work/both"
     [ ! -e "$host$state/files" ] || cp -p "$host$state/files" "$work/files-before"
     write_host "$state/files" "$work/both"
@@ -260,6 +276,7 @@ apply_files() {
     tell "new files, links and directories: $(wc -l <"$work/changed")"
 }
 
+# remove_files: removes the files of the installation. A file or a link that was changed after it was installed stays.
 remove_files() {
     local kind what path
     while read -r kind what path; do
@@ -270,12 +287,12 @@ remove_files() {
         esac
         rm -rf "${host:?}$path"
     done <"$host$state/files"
-    # A file that was changed after it was installed stays.
     while read -r kind what path; do
         case $kind in f | l) if exists "$host$path"; then say "$path stays: it is not what was installed"; fi ;; esac
     done <"$host$state/files" | sort -u
 }
 
+# put_back_others: puts back the files that the installation has replaced and did not make.
 put_back_others() {
     local path kept=$host$state/kept
     [ -d "$kept" ] || return 0
@@ -284,7 +301,9 @@ put_back_others() {
     done
 }
 
+# remove_directories: removes the directories that installations have made, if they are empty.
 remove_directories() {
+    local path
     sed -n 's/^d - //p' "$work/files-before" | sort -r | while read -r path; do
         rmdir "$host$path" 2>/dev/null || true
     done

@@ -1,25 +1,34 @@
 //! The papers' experiments: measurements and their presentation.
 //!
-//! [`block`] measures disks, and has the loads: our own driver's, fio's and RocksDB's.
-//! [`packet`] measures the switch, [`nic`] guests' network interfaces, [`socket`] ways from one
-//! program to another, [`vmm`] the start of a VMM, [`memory`] recycled memory for sandboxes,
-//! [`attach`] how soon many owners get virtual functions, [`roots`] how soon they get roots,
-//! [`arms`] starts with functions and without them, [`density`] what idle sandboxes take of the
-//! host, and [`function`] bursts of requests to a function that scales. The rest is about the
-//! start-up of sandboxes: statistics for each stage, a table, a picture in the terminal, a picture
-//! as SVG, and the comparison of two runs. That part is a pure function of
-//! [`slipway_telemetry::Timeline`]s; its caller starts the sandboxes, prints the strings and writes
-//! the files. The pieces:
-//! - [`aligned`]: moves timelines of a clock onto the time axis of one run;
-//! - [`statistics`]: mean, p50, p99 and share of each stage, as in FastIOV's Table 1; [`table`]
-//!   shows them;
-//! - [`bars`] and [`svg`]: one bar for each sandbox on a shared time axis, as in FastIOV's Figure
-//!   5;
-//! - [`latency_svg`]: the same kind of bars for the layers of a latency;
+//! Each benchmark is a module with its loads, subjects, results and tables:
+//! - [`block`]: disks, under our own driver, fio and RocksDB;
+//! - [`packet`]: the switch;
+//! - [`nic`]: guests' network interfaces;
+//! - [`socket`]: ways from one program to another;
+//! - [`vmm`]: the start of a VMM;
+//! - [`memory`]: recycled memory for sandboxes;
+//! - [`attach`]: the time until many owners have virtual functions;
+//! - [`roots`]: the time until many owners have roots;
+//! - [`cgroups`]: the time until a process is in a control group, and what idle groups cost;
+//! - [`arms`]: starts of many sandboxes, with functions and without them;
+//! - [`density`]: the memory and the processor time of the host that idle sandboxes take;
+//! - [`function`]: bursts of requests to a function that scales.
+//!
+//! They share the model of measurements: a [`Measurement`] takes the turns of [`Subject`]s with
+//! loads, and compares [`Figure`]s of the results. A [`Watch`] looks at the machine during each
+//! turn, and says why the turn is void if the machine was busy with something else.
+//!
+//! The stages of a sandbox's start are shown apart, by pure functions of
+//! [`slipway_telemetry::Timeline`]s. The caller starts the sandboxes, prints the strings and writes
+//! the files.
+//! - [`aligned`] moves timelines of a clock onto the time axis of one run;
+//! - [`statistics`] computes mean, p50, p99 and share of each stage, as in FastIOV's Table 1;
+//!   [`table`] shows them;
+//! - [`bars`] and [`svg`] draw one bar for each sandbox on a shared time axis, as in FastIOV's
+//!   Figure 5, in the terminal and as a picture;
+//! - [`latency_svg`] draws the same kind of bars for the layers of a latency;
 //! - [`compare`] tells which stages of two reports ([`arms::ArmsReport`]) differ by more than the
 //!   noise.
-//!
-//! [`Watch`] looks at the machine during a turn of any of them, and tells why it is void.
 //!
 //! Stages may overlap (the guest brings its NVMe function up while its kernel boots). So the shares
 //! of a table may add up to more than 100 %, and both pictures show stages that run at the same
@@ -37,7 +46,8 @@
 //! `slipway-vf-pool` for virtual functions; `slipway-hypervisor` for VMMs as sandboxes have them,
 //! which needs `tokio`, and `slipway-vmm` for an address of its machine.
 //!
-//! `libc` for loads on sockets: their calls must be the C library's, as any program's are.
+//! `libc` for loads on sockets, whose calls must be the C library's, as any program's are; for the
+//! processes that move themselves into control groups; and for the clocks of other processes.
 //!
 //! `unsafe`: the advice to use huge pages for the floor's disk; peers that end with this process,
 //! and network namespaces for them; processes that are forks of this one; for sockets a page shared

@@ -27,16 +27,16 @@ pub trait Measured: Clone + 'static {
 
     /// The kind of report, for errors.
     const KIND: &'static str;
-    /// The subject of a report's picture, for its title.
+    /// The beginning of the title of a report's picture: what the picture shows.
     const SHOWS: &'static str = Self::KIND;
-    /// The name of a turn in the titles of pictures, in the singular.
+    /// The word for a turn in the titles of pictures, in the singular.
     const TURN: &'static str = "turn";
     /// The version of the report's format.
     const FORMAT: u32 = 1;
-    /// Set if plans have one round by design, so that comparisons cannot tell the noise.
+    /// `true` if plans have one round by design. Comparisons then cannot estimate the noise.
     const HAS_ONE_ROUND: bool = false;
 
-    /// Checks what the types of a parsed result do not.
+    /// Checks the values of a parsed result as far as their types allow wrong ones.
     ///
     /// # Errors
     /// The result contradicts itself.
@@ -44,16 +44,16 @@ pub trait Measured: Clone + 'static {
         Ok(())
     }
 
-    /// Returns the figures by which subjects with a load are compared. Tables have them with their
-    /// spread, pictures have bars for them.
+    /// Returns the figures by which subjects with a load are compared. Tables show them with their
+    /// spread, and pictures as bars.
     fn figures(load: &Self::Load) -> &'static [Figure<Self::Load, Self>];
 
-    /// Returns further figures of a load, which tables have behind those that are compared.
+    /// Returns further figures of a load, which tables show behind those that are compared.
     fn further(_load: &Self::Load) -> &'static [Figure<Self::Load, Self>] {
         &[]
     }
 
-    /// Names a load in pictures.
+    /// Returns the name of a load in pictures.
     fn title(load: &Self::Load) -> String {
         load.to_string()
     }
@@ -63,8 +63,8 @@ pub trait Measured: Clone + 'static {
         false
     }
 
-    /// Returns the part of the turn for which a measuring thread waited for its processor. Returns
-    /// `None` if such threads share processors with others of the measurement.
+    /// Returns the part of the turn, 0 to 1, for which a measuring thread waited for its processor.
+    /// Returns `None` if such threads share processors with others of the measurement.
     fn waited(&self) -> Option<f64> {
         None
     }
@@ -80,10 +80,10 @@ pub trait Subject {
     /// Returns the name for tables.
     fn name(&self) -> &str;
 
-    /// Describes the subject in a sentence.
+    /// Returns a sentence that describes the subject.
     fn about(&self) -> String;
 
-    /// Returns whether the load is one for this subject, on any host.
+    /// Returns whether the load fits this subject, whatever the host.
     fn takes(&self, _load: &Self::Load) -> bool {
         true
     }
@@ -93,13 +93,14 @@ pub trait Subject {
         None
     }
 
-    /// Waits until the host has ended what earlier turns left it to do. Returns the reason why the
-    /// turn that follows is void if the host does not end it.
+    /// Waits until the host has finished the work that earlier turns left to it. Returns the reason
+    /// why the next turn is void if the host does not finish, and otherwise `None`.
     fn settle(&self) -> Option<String> {
         None
     }
 
-    /// Returns whether the subject has no further turns: a signal has ended the measurement.
+    /// Returns whether the subject takes no further turns, because a signal has ended the
+    /// measurement.
     fn is_ended(&self) -> bool {
         false
     }
@@ -110,13 +111,13 @@ pub trait Subject {
     /// A sentence about the obstacle.
     fn run(&mut self, load: &Self::Load) -> Result<Self::Measured>;
 
-    /// Returns the processes that do the work of its turns.
+    /// Returns the processes that do the work of the subject's turns.
     fn own(&self) -> Own {
         Own::Children
     }
 }
 
-/// Subjects with the same kind of load and of result.
+/// A subject of any type, with this type of load and of result.
 pub type AnySubject<L, M> = dyn Subject<Load = L, Measured = M>;
 
 /// The loads and rounds of a measurement.
@@ -127,8 +128,8 @@ pub struct Plan<L> {
     pub loads: Vec<L>,
     /// The number of turns of each subject with each load.
     pub rounds: u32,
-    /// The number of turns with a load of a gate: many short ones, since differences are small.
-    /// `None` stands for `rounds`.
+    /// The number of turns of each subject with a load of a gate ([`Measured::is_gate`]). There are
+    /// many short turns of these, since their differences are small. `None` stands for `rounds`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gate_rounds: Option<u32>,
     /// The times of each turn, if the plan sets them.
@@ -167,7 +168,7 @@ pub struct Run<L, M> {
     pub measured: M,
 }
 
-/// No further results.
+/// The further results of a benchmark that has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NoExtra {}
 
@@ -192,7 +193,7 @@ pub struct Measurement<L, M, E = NoExtra> {
     /// Loads that this host cannot run.
     #[serde(default)]
     pub left_out: Vec<LeftOut>,
-    /// Further results, of a kind that this benchmark alone has.
+    /// Further results of a type that this benchmark alone has.
     #[serde(flatten)]
     pub extra: E,
 }
@@ -287,7 +288,7 @@ where
 }
 
 impl<L, M, E> Measurement<L, M, E> {
-    /// Returns whether no guest code ran.
+    /// Returns whether the sandboxes were hollow: no guest code ran.
     pub fn is_hollow(&self) -> bool {
         self.environment.accelerator == "hollow"
     }
@@ -304,7 +305,7 @@ impl<M: Measured, E> Measurement<M::Load, M, E> {
         self.runs.iter().filter(fits).map(|run| &run.measured)
     }
 
-    /// Returns a figure of one subject with one load, in the order of the rounds.
+    /// Returns the values of a figure for one subject with one load, in the order of the rounds.
     pub(crate) fn values(
         &self,
         load: &M::Load,
@@ -314,7 +315,7 @@ impl<M: Measured, E> Measurement<M::Load, M, E> {
         self.turns(load, subject).filter_map(|one| (figure.of)(load, one)).collect()
     }
 
-    /// Returns a figure over the rounds, or `None` if no turn has it.
+    /// Returns the median and the range of a figure over the rounds, or `None` if no turn has it.
     pub fn over_rounds(
         &self,
         load: &M::Load,
@@ -369,7 +370,7 @@ pub(crate) mod tests {
             Self::sample_of(command, loads, subjects, measured)
         }
 
-        /// Makes a report as [`Self::sample`], with loads that no text stands for.
+        /// Makes a report as [`Self::sample`], with loads that are not parsed from text.
         pub(crate) fn sample_of<T>(
             command: &str,
             loads: Vec<M::Load>,
@@ -433,7 +434,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A subject that takes no small load, and lacks something for another.
+    /// A subject that takes loads above 3, and whose host lacks something for load 4.
     struct Picky;
 
     impl Subject for Picky {

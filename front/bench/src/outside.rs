@@ -11,8 +11,8 @@
 //!
 //! Three kinds of processes are not counted:
 //! - the kernel's threads: they may work for the measurement, for example on its packets;
-//! - processes that began between the two moments and are children of such a reaper: the
-//!   measurement may have left them, as runc leaves its containers;
+//! - processes that began between the two moments and whose nearest ancestor from before is such a
+//!   reaper: the measurement may have left them, as runc leaves its containers;
 //! - processes in other PID namespaces, which this process cannot see.
 
 use std::collections::{HashMap, HashSet};
@@ -21,10 +21,11 @@ use crate::program::runs_slipway;
 
 /// The flag `PF_KTHREAD` of a process (include/linux/sched.h).
 const KERNEL_THREAD: u64 = 0x0020_0000;
-/// The process id of init, which is given a process without a parent if it has no subreaper.
+/// The process id of init. A process whose parent has ended is given to it if no ancestor is a
+/// subreaper.
 const INIT: u32 = 1;
-/// The most ancestors of a process that are looked at. Processes are read one after the other, so
-/// the parents in a table may form a circle.
+/// The greatest number of a process and its ancestors that are visited. Processes are read one
+/// after the other, so the parents in a table may form a circle.
 const DEPTH: usize = 64;
 
 /// The processes that belong to a measurement.
@@ -35,11 +36,12 @@ pub enum Own {
     /// This process, all processes of Slipway's programs, and the descendants of both: the node's
     /// daemon does the measured work.
     Node,
-    /// As [`Own::Node`], of a node that works between turns, too: sandboxes idle on it, or it
-    /// zeroes memory. So a look before a turn does not tell whether others are busy.
+    /// The processes of [`Own::Node`], of a node that works between turns, too: sandboxes idle on
+    /// it, or it zeroes memory. So a look before a turn does not tell whether others are busy.
     BusyNode,
 }
 
+/// The fields of a process in `/proc/PID/stat` that matter here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Process {
     parent: u32,
@@ -54,6 +56,7 @@ struct Process {
 }
 
 impl Process {
+    /// Returns the processor time in ticks, with that of ended children.
     fn total(&self) -> u64 {
         self.used.saturating_add(self.of_children)
     }
@@ -135,16 +138,18 @@ impl ProcessTable {
             .is_some_and(|ancestor| !self.reapers.contains(&ancestor))
     }
 
+    /// Returns whether the process with this id is the same as `process`, and no later one.
     fn has(&self, id: u32, process: &Process) -> bool {
         self.all.get(&id).is_some_and(|one| one.began == process.began)
     }
 
+    /// Returns the processes outside of the measurement, without the kernel's threads.
     fn outside(&self) -> impl Iterator<Item = (&u32, &Process)> {
         self.all.iter().filter(|(id, one)| !one.is_kernel && !self.own.contains(*id))
     }
 }
 
-/// Returns the ids of a process and of its ancestors, the nearest first, at most [`DEPTH`].
+/// Returns the ids of a process and of its ancestors, the nearest first, at most [`DEPTH`] in all.
 fn line(all: &HashMap<u32, Process>, id: u32) -> impl Iterator<Item = u32> {
     let parent = move |at: &u32| all.get(at).map(|one| one.parent).filter(|parent| *parent != 0);
     std::iter::successors(Some(id), parent).take(DEPTH)
@@ -185,7 +190,7 @@ mod tests {
 
     #[test]
     fn others_count_and_the_measurement_does_not() {
-        // A kernel's thread is 3, a shell 5; the measurement has a child.
+        // Process 3 is a thread of the kernel, 5 a shell, and 11 a child of the measurement.
         let before = table(&[(1, 0, 50), (3, 2, 10), (5, 1, 100), (SELF, 5, 20), (11, SELF, 30)]);
         let after = table(&[(1, 0, 51), (3, 2, 90), (5, 1, 104), (SELF, 5, 90), (11, SELF, 99)]);
         assert_eq!(after.outside_since(&before), 1 + 4);
@@ -195,7 +200,8 @@ mod tests {
     #[test]
     fn children_that_begin_and_end_count_once() {
         let before = table(&[(1, 0, 0), (5, 1, 100), (6, 5, 1000), (7, 6, 500), (SELF, 1, 0)]);
-        // 7 and 6 have ended: their times came to 5, with 3 and 4 more. 8 is new.
+        // Processes 7 and 6 have ended: the kernel has added their times to 5, with 7 ticks more
+        // than before. Process 8 is new.
         let after = table(&[(1, 0, 0), (5, 1, 1607), (8, 5, 20), (SELF, 1, 0)]);
         assert_eq!(after.outside_since(&before), 3 + 4 + 20);
     }
@@ -203,17 +209,18 @@ mod tests {
     #[test]
     fn what_the_measurement_leaves_is_its_own() {
         let before = table(&[(1, 0, 0), (5, 1, 0), (SELF, 5, 0), (11, SELF, 10), (12, 11, 10)]);
-        // 11 has ended, and 12 is init's; so is 13, whose parent began and ended meanwhile.
+        // Process 11 has ended, and 12 is given to init; so is 13, whose parent began and ended
+        // meanwhile.
         let after = table(&[(1, 0, 0), (5, 1, 0), (SELF, 5, 0), (12, 1, 900), (13, 1, 800)]);
         assert_eq!(after.outside_since(&before), 0);
     }
 
     #[test]
     fn what_the_measurement_leaves_to_an_ancestor_is_its_own() {
-        // A service manager, 4, which the kernel gives processes that have lost their parent.
+        // Process 4 is a service manager, to which the kernel gives processes whose parent ended.
         let before = table(&[(1, 0, 0), (4, 1, 10), (SELF, 4, 0), (11, SELF, 10)]);
         let mut after = table(&[(1, 0, 0), (4, 1, 13), (SELF, 4, 0), (12, 4, 800), (14, 12, 70)]);
-        // 11 has ended, and 4 has waited for it.
+        // Process 11 has ended, and 4 has waited for it.
         after.all.get_mut(&4).unwrap().of_children = 900;
         assert_eq!(after.outside_since(&before), 3);
     }

@@ -1,8 +1,12 @@
-//! `slipway device-plugin`: functions of pools for Kubernetes. `slipway_device_plugin` is
-//! all that serves.
+//! `slipway device-plugin`: advertises functions of pools and the node's socket functions to
+//! kubelet, or shows those that it would advertise (`--show`). The plugin itself is the crate
+//! `slipway_device_plugin`.
+
+use std::collections::BTreeMap;
 
 use anyhow::{Result, anyhow};
 use slipway_device_plugin::{Device, Devices, QUIET, Settings, Sockets, list, resource, serve};
+use slipway_plane_api::functions::SOCKETS;
 use slipway_runtime::Config;
 
 use crate::args::DevicePluginArgs;
@@ -10,7 +14,12 @@ use crate::out::FAILURE;
 use crate::spec::socket_engine;
 use crate::table::table;
 
-/// Runs `slipway device-plugin`.
+/// Runs `slipway device-plugin`. Returns the exit status: a pool that was named and would not be
+/// advertised is a failure.
+///
+/// # Errors
+/// If the settings of socket functions are wrong, or the daemon or the plugin's directory cannot be
+/// used.
 pub async fn device_plugin(config: &Config, args: &DevicePluginArgs) -> Result<i32> {
     let settings = Settings {
         kubelet: args.kubelet.clone(),
@@ -26,7 +35,7 @@ pub async fn device_plugin(config: &Config, args: &DevicePluginArgs) -> Result<i
     let devices = list(&settings).await?;
     let missing = missing(&args.pools, &devices);
     for name in &missing {
-        crate::complain(&anyhow!("there is no pool \"{name}\"; `slipway vf ls` lists pools"));
+        crate::complain(&not_advertised(name));
     }
     let status = if missing.is_empty() { 0 } else { FAILURE };
     if devices.is_empty() && status != 0 {
@@ -42,12 +51,22 @@ pub async fn device_plugin(config: &Config, args: &DevicePluginArgs) -> Result<i
     Ok(status)
 }
 
-/// Returns the pools that were named and have no devices.
+/// Returns the pools in `named` that would not be advertised.
 fn missing<'a>(named: &'a [String], devices: &Devices) -> Vec<&'a String> {
     named.iter().filter(|name| !devices.contains_key(*name)).collect()
 }
 
-/// Returns the node's socket functions for pods, if its settings have some.
+/// Makes the error of a pool that was named and would not be advertised.
+fn not_advertised(name: &str) -> anyhow::Error {
+    if name == SOCKETS {
+        return anyhow!("there are no socket functions: `pod_sockets` in the node's settings is 0");
+    }
+    anyhow!(
+        "there is no pool \"{name}\" whose functions pods can have; `slipway vf ls` lists pools"
+    )
+}
+
+/// Returns the node's socket functions for pods, or `None` if its settings have none.
 fn sockets(config: &Config) -> Result<Option<Sockets>> {
     config.check_functions()?;
     if config.pod_sockets == 0 {
@@ -57,10 +76,12 @@ fn sockets(config: &Config) -> Result<Option<Sockets>> {
     Ok(Some(Sockets { count: config.pod_sockets, engine, serves: slipway_sgiov::is_served }))
 }
 
+/// Returns the number of a pool's functions with which `is` is true.
 fn count(devices: &Devices, pool: &str, is: impl Fn(&Device) -> bool) -> usize {
     devices.get(pool).into_iter().flat_map(|all| all.values()).filter(|one| is(one)).count()
 }
 
+/// Returns a pool's row of the table.
 fn row(devices: &Devices, pool: &str) -> [String; 4] {
     [
         resource(pool),
@@ -70,13 +91,14 @@ fn row(devices: &Devices, pool: &str) -> [String; 4] {
     ]
 }
 
+/// Returns a list with an object for each pool, as `--json` prints it.
 fn as_json(devices: &Devices) -> serde_json::Value {
     let function = |(number, device): (&u32, &Device)| {
         serde_json::json!({
             "number": number, "healthy": device.is_healthy, "ready": device.is_ready,
         })
     };
-    let of_pool = |(pool, functions): (&String, &std::collections::BTreeMap<u32, Device>)| {
+    let of_pool = |(pool, functions): (&String, &BTreeMap<u32, Device>)| {
         serde_json::json!({
             "resource": resource(pool),
             "functions": functions.iter().map(function).collect::<Vec<_>>(),
@@ -101,5 +123,11 @@ mod tests {
         assert_eq!(json[0]["functions"][2]["ready"], false);
         let named = ["fast", "nosuch"].map(str::to_owned);
         assert_eq!(missing(&named, &devices), ["nosuch"]);
+    }
+
+    #[test]
+    fn an_error_says_why_functions_are_not_advertised() {
+        assert!(not_advertised("nosuch").to_string().starts_with("there is no pool \"nosuch\" "));
+        assert!(not_advertised("sockets").to_string().contains("`pod_sockets`"));
     }
 }

@@ -1,7 +1,8 @@
 //! `slipway inspect --live`: shows the live objects of the plane and of the socket engine.
 //!
-//! The daemon sends a part for each object (`slipway_plane::views`), which is printed as JSON or as
-//! tables (`show`). Sockets are the engine's, which is a process of its own and gives its report.
+//! The daemon sends a message for each object of the plane (`slipway_plane::views`). The socket
+//! engine is a process of its own, and is asked for its report. Both are printed as JSON or as
+//! tables (`show`).
 
 mod show;
 
@@ -15,37 +16,46 @@ use slipway_sgiov::{ConnectionReport, GuestReport, ListenerReport};
 use crate::args::{InspectArgs, NodeArgs};
 use crate::client::{answer, connect, connect_plane, record, refused};
 
-/// The number of listeners and of connections of the socket engine that are listed. The rest is
+/// The most listeners, and the most connections, of the socket engine that are listed. The rest is
 /// counted.
 const SOCKETS: usize = 256;
 
-/// Everything that was found.
+/// The live objects that were found, as `--json` prints them.
 #[derive(Default, Serialize)]
 struct Live {
-    /// The reactors; none if sandboxes are named.
+    /// The reactors. Empty if the user named sandboxes or endpoints.
     reactors: Vec<ReactorView>,
+    /// The endpoints: all, or the named ones.
     endpoints: Vec<EndpointView>,
+    /// The switches: all, or those with ports of the named endpoints.
     switches: Vec<PlacedSwitch>,
-    /// Sockets past the kernel, or `None` if no socket engine serves.
+    /// The objects of the socket engine, or `None` if no socket engine serves.
     sockets: Option<Sockets>,
 }
 
 /// The objects of the socket engine.
 #[derive(Serialize)]
 struct Sockets {
+    /// The guests with a socket function: all, or those of the named sandboxes.
     guests: Vec<GuestReport>,
+    /// The listeners, at most [`SOCKETS`]. Empty if the user named sandboxes or endpoints.
     listeners: Vec<ListenerReport>,
+    /// The connections, at most [`SOCKETS`]. Empty if the user named sandboxes or endpoints.
     connections: Vec<ConnectionReport>,
-    /// The number of listeners and connections that are not listed.
+    /// The number of listeners and connections of the engine's report that are not listed, with the
+    /// connections that the report leaves out.
     more: usize,
+    /// The number of the whole engine's tickets that no process has used yet.
     tickets: usize,
+    /// The number of the whole engine's arenas.
     arenas: usize,
 }
 
-/// The name that the user gave, with the ids of its endpoints.
+/// A name that the user gave, with the ids of its endpoints.
 struct NamedEndpoints {
-    /// The sandbox's name; for another endpoint its id.
+    /// The sandbox's name, or the id of an endpoint of no sandbox.
     name: String,
+    /// The ids by which the plane has the endpoints.
     ids: Vec<String>,
 }
 
@@ -77,8 +87,9 @@ pub async fn inspect(node: &NodeArgs, config: &Config, args: &InspectArgs) -> Re
     Ok(0)
 }
 
-/// Finds the endpoints of `name`: those of a sandbox, which has its id in theirs, or is recorded as
-/// the user of a pool's function. Any other name is an endpoint's id.
+/// Finds the endpoints of `name`. For a sandbox, these are the endpoints whose ids begin with the
+/// sandbox's id, and the functions of pools in the sandbox's record. Any other name counts as an
+/// endpoint's id.
 async fn resolve(sandboxes: &mut SandboxClient, name: &str) -> NamedEndpoints {
     let Ok(record) = record(sandboxes, name).await else {
         return NamedEndpoints { name: name.to_owned(), ids: vec![name.to_owned()] };
@@ -89,7 +100,8 @@ async fn resolve(sandboxes: &mut SandboxClient, name: &str) -> NamedEndpoints {
     NamedEndpoints { name: record.name, ids }
 }
 
-/// Adds what the plane has of these endpoints, or everything if there are no ids.
+/// Adds the plane's objects of the endpoints `ids` to `live`, or all of its objects if `ids` is
+/// empty.
 async fn gather(plane: &mut PlaneClient, ids: Vec<String>, live: &mut Live) -> Result<()> {
     let mut parts = answer(plane.inspect_live(v1::InspectLiveRequest { ids }).await)?;
     while let Some(part) = parts.message().await.map_err(refused)? {
@@ -102,7 +114,7 @@ async fn gather(plane: &mut PlaneClient, ids: Vec<String>, live: &mut Live) -> R
     Ok(())
 }
 
-/// Returns the objects of the node's socket engine: all, or those of the named sandboxes' guests.
+/// Returns the objects of the node's socket engine: all, or only the guests of the named sandboxes.
 /// Returns `None` if no engine serves.
 fn sockets(config: &Config, named: &[NamedEndpoints]) -> Option<Sockets> {
     let report = slipway_sgiov::report(&config.run_dir.join("socket.sock")).ok()?;
@@ -127,7 +139,7 @@ fn sockets(config: &Config, named: &[NamedEndpoints]) -> Option<Sockets> {
     Some(all)
 }
 
-/// Shortens a list to [`SOCKETS`]. Returns the number of entries that were dropped.
+/// Shortens a list to [`SOCKETS`] entries. Returns the number of entries that were dropped.
 fn beyond<T>(list: &mut Vec<T>) -> usize {
     let more = list.len().saturating_sub(SOCKETS);
     list.truncate(SOCKETS);

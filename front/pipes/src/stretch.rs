@@ -13,14 +13,15 @@ pub struct Stretch {
 }
 
 impl Stretch {
-    /// Returns `None` if `size` is not a power of two or `length` exceeds `size`. A hostile or
-    /// broken peer's indices give such values.
+    /// Makes the stretch of `length` bytes from `position` of a ring of `size` bytes. Returns
+    /// `None` if `size` is not a power of two or `length` exceeds `size`, as a hostile or broken
+    /// peer's indices may have it.
     pub fn new(position: u64, length: u64, size: u64) -> Option<Self> {
         let (length, size) = (usize::try_from(length).ok()?, usize::try_from(size).ok()?);
         (size.is_power_of_two() && length <= size).then_some(Self { position, length, size })
     }
 
-    /// Returns a stretch of `length` bytes of plain memory, which never wraps.
+    /// Makes a stretch of `length` bytes of memory that is no ring. It begins at 0 and never wraps.
     pub fn flat(length: usize) -> Self {
         Self { position: 0, length, size: length.next_power_of_two() }
     }
@@ -50,8 +51,8 @@ impl Stretch {
         (self.position & (self.size as u64 - 1)) as usize
     }
 
-    /// Returns the number of bytes before the ring's end, which is all of them if the stretch does
-    /// not wrap.
+    /// Returns the number of the stretch's bytes before the end of the ring's memory. This is its
+    /// length unless it wraps.
     pub fn head(&self) -> usize {
         self.length.min(self.size - self.offset())
     }
@@ -61,12 +62,13 @@ impl Stretch {
         self.head() < self.length
     }
 
-    /// Returns the first `length` bytes of the stretch, or all of it if it has fewer.
+    /// Returns the first `length` bytes of the stretch, or the whole stretch if it is shorter.
     pub fn first(&self, length: usize) -> Self {
         Self { length: length.min(self.length), ..*self }
     }
 
-    /// Returns the part after the first `length` bytes, which is empty if there are no more.
+    /// Returns the part after the first `length` bytes, which is empty if the stretch is not
+    /// longer.
     pub fn after(&self, length: usize) -> Self {
         let gone = length.min(self.length);
         let position = self.position.wrapping_add(gone as u64);
@@ -95,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_go_over_the_end_of_numbers() {
+    fn positions_wrap_at_the_greatest_number() {
         let stretch = Stretch::new(u64::MAX - 1, 8, 16).unwrap();
         assert_eq!(stretch.ranges(), [14..16, 0..6]);
         assert_eq!(stretch.after(3).position(), 1);

@@ -18,6 +18,7 @@
 mod figures;
 mod frame;
 mod pacer;
+mod received;
 mod run;
 mod sequence;
 mod sizes;

@@ -1,35 +1,33 @@
-//! Decides when frames are due.
+//! The rate at which frames are sent: its text for users, and the time when the next burst is due.
 
 use std::time::{Duration, Instant};
 
-/// The longest delay that is made up for. A sender that could not run for longer goes on at its
-/// rate, and does not flood.
+/// The longest delay that a sender makes up for. A sender that could not run for longer continues
+/// at its rate from then on, so that it does not flood the receiver.
 const LATEST: Duration = Duration::from_millis(10);
-/// Shorter waits spin, since a sleep takes longer.
+/// The longest wait that spins: a sleep would take longer.
 const SHORT: Duration = Duration::from_micros(100);
+/// The longest sleep, after which a sender looks whether it is to end.
+const LONG: Duration = Duration::from_millis(50);
 
-/// The slowest rate, in frames per second: a frame in about eleven days.
+/// The lowest rate, in frames per second: one frame in about eleven days.
 const SLOWEST: f64 = 1e-6;
+/// The highest rate, in frames per second.
+const FASTEST: f64 = 1e9;
 
-/// Reads a rate in frames per second: "5M", "100k", "1.5M", "20"; 0.000001 at least, 1G at most.
+/// Parses a rate in frames per second, such as "20", "100k", "1.5M" or "1G". It is 0.000001 at
+/// least and 1G at most.
 ///
 /// # Errors
-/// A message that says what is wrong with `text`.
+/// One line that names `text` and says what is wrong with it.
 pub fn parse_rate(text: &str) -> Result<f64, String> {
-    let (number, factor) = match text.strip_suffix(['k', 'K', 'm', 'M', 'g', 'G']) {
-        Some(number) => {
-            let unit = text.as_bytes()[text.len() - 1].to_ascii_lowercase();
-            (
-                number,
-                match unit {
-                    b'k' => 1e3,
-                    b'm' => 1e6,
-                    _ => 1e9,
-                },
-            )
-        }
-        None => (text, 1.0),
+    let factor = match text.as_bytes().last() {
+        Some(b'k' | b'K') => 1e3,
+        Some(b'm' | b'M') => 1e6,
+        Some(b'g' | b'G') => 1e9,
+        _ => 1.0,
     };
+    let number = text.strip_suffix(['k', 'K', 'm', 'M', 'g', 'G']).unwrap_or(text);
     let plain = number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let rate = number.parse::<f64>().ok().filter(|_| plain).map(|number| number * factor);
     match rate {
@@ -39,30 +37,36 @@ pub fn parse_rate(text: &str) -> Result<f64, String> {
         Some(rate) if rate < SLOWEST => {
             Err(format!("\"{text}\" is less than {SLOWEST} frames per second"))
         }
-        Some(rate) if rate <= 1e9 => Ok(rate),
+        Some(rate) if rate <= FASTEST => Ok(rate),
         Some(_) => Err(format!("\"{text}\" is more than 1G frames per second")),
         None => Err(format!("\"{text}\" is no rate: frames per second, as 5M, 100k or 20")),
     }
 }
 
-/// Keeps a rate, in bursts of frames.
+/// Keeps bursts of frames at a rate.
 #[derive(Debug)]
 pub struct Pacer {
-    /// Seconds per frame, or `None` without a limit.
+    /// Seconds per frame, or `None` if the rate is unlimited.
     each: Option<f64>,
-    /// The start of the rate's clock.
+    /// The time at which the first of `gone` frames was due.
     begin: Instant,
     /// The number of frames sent since `begin`.
     gone: u64,
 }
 
 impl Pacer {
-    /// Starts at `now` with `rate` frames per second, 10^-6 at least; `None` is without a limit.
+    /// Makes a pacer whose first frame is due at `now`. `rate` is in frames per second, and is
+    /// raised to 0.000001 if it is less; `None` is unlimited.
     pub fn new(rate: Option<f64>, now: Instant) -> Self {
         Self { each: rate.map(|rate| 1.0 / rate.max(SLOWEST)), begin: now, gone: 0 }
     }
 
-    /// Returns `wanted` if that many frames are due now, or else the time until they are.
+    /// Returns `wanted` if the next frame is due at `now`: a burst of any size is due with its
+    /// first frame. A sender that is more than 10 ms late starts anew at `now` and does not catch
+    /// up.
+    ///
+    /// # Errors
+    /// The time until the next frame is due.
     pub fn due(&mut self, wanted: u32, now: Instant) -> Result<u32, Duration> {
         let Some(each) = self.each else { return Ok(wanted) };
         let at = self.begin + Duration::from_secs_f64(self.gone as f64 * each);
@@ -80,10 +84,11 @@ impl Pacer {
         self.gone += count;
     }
 
-    /// Waits for a part of `early`. More than half of it is left only if it is short.
+    /// Waits for a part of `early`, the time until a frame is due: sleeps until 50 µs before that,
+    /// for 50 ms at most, or spins for a moment if `early` is 100 µs or less.
     pub fn pause(early: Duration) {
         if early > SHORT {
-            std::thread::sleep((early - SHORT / 2).min(Duration::from_millis(50)));
+            std::thread::sleep((early - SHORT / 2).min(LONG));
         } else {
             std::hint::spin_loop();
         }

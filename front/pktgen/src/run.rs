@@ -1,33 +1,32 @@
 //! The runs: source, sink, ping and pong.
 //!
-//! Each run is a loop that asks its [`Course`] whether it goes on and whether a second is to be
-//! reported, and then sends or receives a few frames. A [`Plan`] is what a source or a ping sends,
-//! at the pace of a [`Pacer`]; [`ReceivedFrames`] is what a sink or a ping has seen.
+//! Each run is a loop that asks its [`Course`] whether the run continues and whether a report is
+//! due, and then sends or receives a few frames. A [`Plan`] describes the frames that a source or a
+//! ping sends, at the rate of a [`Pacer`]; [`ReceivedFrames`] counts those that a sink or a ping
+//! receives.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use slipway_ethernet_spec::Mac;
-use slipway_telemetry::{Histogram, monotonic_ns};
+use slipway_telemetry::monotonic_ns;
 
 use crate::figures::{Figures, Latency};
 use crate::frame::{Probe, Stream, Vary, announcement, turn_round};
+use crate::received::ReceivedFrames;
 use crate::{Pacer, Sequence, Sizes, Wire};
 
 /// The time between two reports.
 const REPORT: Duration = Duration::from_secs(1);
 /// The longest time between two checks whether the run is to end.
 const LOOK: Duration = Duration::from_millis(50);
-/// The longest time at the end of a run to send frames that were made.
+/// The longest time that the wire may take at the end of a run to send frames that were made.
 const FLUSH: Duration = Duration::from_secs(1);
 /// The most frames taken at a time.
 const TAKE: usize = 256;
-/// The most runs that a sink tells apart. Frames of further runs count as others'.
-const RUNS: usize = 1024;
 
-/// The conditions that end a run; the first that is met counts.
+/// The conditions that end a run. The run ends as soon as one of them is met.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits<'a> {
     /// The number of frames.
@@ -55,12 +54,16 @@ pub struct Plan {
     pub flows: u32,
     /// The fields that differ between flows.
     pub vary: Vary,
-    /// The run's id, which tells it from others.
+    /// The run's id, by which receivers tell its frames from those of other runs.
     pub id: u16,
 }
 
 impl Plan {
-    /// Makes the stream of this plan's frames, and tells the wire their greatest length.
+    /// Makes the stream of this plan's frames, and announces their greatest length to the wire.
+    ///
+    /// # Errors
+    /// If the wire cannot carry frames of that length or allows another source address only, or if
+    /// source and destination are equal.
     fn stream(&self, wire: &mut dyn Wire) -> Result<Stream> {
         wire.reserve(self.sizes.longest())?;
         let own = wire.mac();
@@ -80,10 +83,11 @@ impl Plan {
     }
 }
 
-/// The time and the counts of a run, with its reports every second.
+/// The progress of a run: its limits, and its reports every second.
 struct Course<'a, 'b> {
     limits: Limits<'a>,
     begin: Instant,
+    /// The time of the last report. The counts below are those of the run until then.
     last: Instant,
     frames: u64,
     bytes: u64,
@@ -97,20 +101,20 @@ impl<'a, 'b> Course<'a, 'b> {
         Self { limits, begin, last: begin, frames: 0, bytes: 0, lost: 0, report }
     }
 
-    /// Returns whether the run goes on after `frames` frames.
+    /// Returns whether the run continues after `frames` frames.
     fn goes_on(&self, frames: u64, now: Instant) -> bool {
         self.limits.count.is_none_or(|count| frames < count)
             && self.limits.time.is_none_or(|time| now - self.begin < time)
             && !self.limits.stop.load(Ordering::Relaxed)
     }
 
-    /// Returns whether a second is over.
-    fn is_over(&self, now: Instant) -> bool {
+    /// Returns whether a second has passed since the last report.
+    fn is_report_due(&self, now: Instant) -> bool {
         now - self.last >= REPORT
     }
 
-    /// Reports the second that is over, given the run's frames, bytes and losses so far and the
-    /// second's latencies.
+    /// Reports the time since the last report, given the run's frames, bytes and losses so far and
+    /// the latencies since that report.
     fn tell(
         &mut self,
         now: Instant,
@@ -128,18 +132,21 @@ impl<'a, 'b> Course<'a, 'b> {
         self.lost = lost.unwrap_or(0);
     }
 
-    /// Returns the longest time that the run may wait for anything.
+    /// Returns the longest time that the run may wait for frames: it checks its limits after that.
     fn left(&self, now: Instant) -> Duration {
         let end = self.limits.time.map_or(LOOK, |time| time.saturating_sub(now - self.begin));
         end.min(LOOK)
     }
 
+    /// Returns the duration of the run so far, in seconds.
     fn seconds(&self) -> f64 {
         self.begin.elapsed().as_secs_f64()
     }
 }
 
-/// Sends frames. Calls `report` every second, and returns the figures of the whole run.
+/// Sends frames. Calls `report` every second, and returns the figures of the whole run. Frames that
+/// the interface refused are counted apart in the figures of the whole run, and are among the
+/// frames of a second.
 ///
 /// # Errors
 /// If the wire is gone, or does not take the planned frames.
@@ -152,13 +159,13 @@ pub fn source(
     let mut stream = plan.stream(wire)?;
     let mut course = Course::new(limits, report);
     let mut pacer = Pacer::new(plan.rate, course.begin);
-    let mut bytes = 0;
+    let mut bytes = 0_u64;
     loop {
         let now = Instant::now();
         if !course.goes_on(stream.made(), now) {
             break;
         }
-        if course.is_over(now) {
+        if course.is_report_due(now) {
             course.tell(now, (stream.made(), bytes), None, None);
             wire.check()?;
         }
@@ -182,16 +189,20 @@ pub fn source(
         }
     }
     flush(wire)?;
-    let refused = Some(wire.refused()).filter(|refused| *refused > 0);
-    let frames = stream.made() - refused.unwrap_or(0);
+    let (refused, refused_bytes) = wire.refused();
+    let (frames, bytes) = (stream.made() - refused, bytes - refused_bytes);
+    let refused = Some(refused).filter(|refused| *refused > 0);
     Ok(Figures { refused, ..Figures::new(course.seconds(), frames, bytes) })
 }
 
-/// Waits until the frames that were made have gone out.
+/// Waits until the wire has sent the frames that were made.
+///
+/// # Errors
+/// If the wire is gone, or takes longer than [`FLUSH`].
 fn flush(wire: &mut dyn Wire) -> Result<()> {
-    let end = Instant::now();
+    let begin = Instant::now();
     while !wire.flush()? {
-        if end.elapsed() > FLUSH {
+        if begin.elapsed() > FLUSH {
             bail!("the last frames did not go out within {} s", FLUSH.as_secs());
         }
         std::thread::yield_now();
@@ -199,70 +210,9 @@ fn flush(wire: &mut dyn Wire) -> Result<()> {
     Ok(())
 }
 
-/// The frames that a run received.
-#[derive(Default)]
-struct ReceivedFrames {
-    runs: BTreeMap<u16, Sequence>,
-    /// Latencies of the second that is not over yet.
-    second: Histogram,
-    /// Latencies of the seconds before.
-    latency: Histogram,
-    frames: u64,
-    bytes: u64,
-    others: u64,
-    /// The time when the first frame of a run came; `last` is that of the last.
-    first: Option<Instant>,
-    last: Option<Instant>,
-}
-
-impl ReceivedFrames {
-    /// Counts a frame that came at `now_ns`.
-    #[inline]
-    fn look(&mut self, frame: &[u8], len: usize, now_ns: u64) {
-        let Some(probe) = Probe::read(frame) else {
-            self.others += 1;
-            return;
-        };
-        if self.runs.len() == RUNS && !self.runs.contains_key(&probe.id) {
-            self.others += 1;
-            return;
-        }
-        self.runs.entry(probe.id).or_default().see(probe.number);
-        self.frames += 1;
-        self.bytes += len as u64;
-        // A sender on another host has another clock.
-        if let Some(took) = now_ns.checked_sub(probe.time_ns) {
-            self.second.record(took);
-        }
-    }
-
-    fn sum(&self, of: impl Fn(&Sequence) -> u64) -> u64 {
-        self.runs.values().map(of).fold(0, u64::saturating_add)
-    }
-
-    /// Takes the latencies recorded since the last call.
-    fn take_second(&mut self) -> Option<Latency> {
-        let latency = Latency::of(&self.second);
-        self.latency.merge(&self.second);
-        self.second.clear();
-        latency
-    }
-
-    fn figures(mut self, seconds: f64) -> Figures {
-        self.take_second();
-        Figures {
-            lost: Some(self.sum(Sequence::lost)),
-            late: Some(self.sum(Sequence::late)),
-            duplicates: Some(self.sum(Sequence::duplicates)),
-            others: Some(self.others),
-            latency_ns: Latency::of(&self.latency),
-            ..Figures::new(seconds, self.frames, self.bytes)
-        }
-    }
-}
-
-/// Receives frames. Tells the switch where `mac` is, so that frames to it come only here. Rates
-/// cover the time from the first frame to the last.
+/// Receives frames of runs. Announces `mac` to the switch, which then sends frames to `mac` to this
+/// port only. Rates cover the time from the first frame of a run to the last one: frames of others
+/// are counted, and do not extend it.
 ///
 /// # Errors
 /// If the wire is gone.
@@ -278,38 +228,40 @@ pub fn sink(
     loop {
         let now = Instant::now();
         if !course.goes_on(seen.frames, now) {
-            let seconds = seen.first.zip(seen.last).map_or(0.0, |(a, b)| (b - a).as_secs_f64());
+            let seconds = seen.seconds();
             return Ok(seen.figures(seconds));
         }
-        if course.is_over(now) {
+        if course.is_report_due(now) {
             let latency = seen.take_second();
             course.tell(now, (seen.frames, seen.bytes), Some(seen.sum(Sequence::lost)), latency);
             wire.check()?;
             announce(wire, mac)?;
         }
-        let left = limits.count.map_or(u64::MAX, |count| count - seen.frames);
+        let before = seen.frames;
+        let left = limits.count.map_or(u64::MAX, |count| count - before);
         let limit = (TAKE as u64).min(left) as usize;
-        // The clock is read once for all frames that are there.
+        // The clock is read once for all frames that the wire has now.
         let mut time = None;
         let there = wire.receive(limit, &mut |frame, len| {
             seen.look(frame, len, *time.get_or_insert_with(monotonic_ns));
         })?;
         if there == 0 {
             wire.wait(course.left(now))?;
-        } else if seen.frames > 0 {
+        } else if seen.frames > before {
             seen.first.get_or_insert(now);
             seen.last = Some(Instant::now());
         }
     }
 }
 
-/// Tells a switch where `mac` is.
+/// Sends a frame from `mac`, by which a switch learns the port of that address.
 fn announce(wire: &mut dyn Wire, mac: Mac) -> Result<()> {
     // If the wire has no room, the next announcement is a second later.
     wire.send(1, &mut |slot| announcement(slot, mac)).map(drop)
 }
 
-/// Sends frames back to their senders, until a limit is reached.
+/// Sends frames of runs to `mac` back to their senders. Announces `mac` to the switch, which then
+/// sends frames to `mac` to this port only.
 ///
 /// # Errors
 /// If the wire is gone.
@@ -328,7 +280,7 @@ pub fn pong(
         if !course.goes_on(frames, now) {
             return Ok(Figures::new(course.seconds(), frames, bytes));
         }
-        if course.is_over(now) {
+        if course.is_report_due(now) {
             course.tell(now, (frames, bytes), None, None);
             wire.check()?;
             announce(wire, mac)?;
@@ -342,11 +294,11 @@ pub fn pong(
     }
 }
 
-/// The frames that are sent back.
+/// The received frames that a pong is about to send back.
 struct TurnedFrames {
-    /// The head and the whole length of each.
+    /// The head and the whole length of each frame.
     frames: Vec<([u8; crate::SHORTEST], usize)>,
-    /// The greatest length of which the wire knows.
+    /// The greatest length that was announced to the wire.
     reserved: usize,
 }
 
@@ -355,7 +307,8 @@ impl TurnedFrames {
         Self { frames: Vec::with_capacity(TAKE), reserved: 0 }
     }
 
-    /// Receives frames to `mac`, and turns them round. Returns whether there are any.
+    /// Receives frames of runs to `mac`, and exchanges their source and destination. Returns
+    /// whether there are any.
     fn receive(&mut self, wire: &mut dyn Wire, mac: Mac) -> Result<bool> {
         self.frames.clear();
         wire.receive(TAKE, &mut |frame, len| {
@@ -369,8 +322,8 @@ impl TurnedFrames {
         Ok(!self.frames.is_empty())
     }
 
-    /// Sends the frames back. A frame without room is lost, as on any wire. Returns the number of
-    /// frames and of bytes that were sent.
+    /// Sends the frames back. A frame for which the wire has no room is lost, as on any wire.
+    /// Returns the number of frames and of bytes that were sent.
     fn send(&mut self, wire: &mut dyn Wire) -> Result<(u64, u64)> {
         let longest = self.frames.iter().map(|(_, len)| *len).max().unwrap_or(0);
         if longest > self.reserved {
@@ -414,7 +367,7 @@ pub fn ping(
             let figures = seen.figures(course.seconds());
             return Ok(Figures { lost: Some(lost), late: None, ..figures });
         }
-        if course.is_over(now) {
+        if course.is_report_due(now) {
             let latency = seen.take_second();
             course.tell(now, (seen.frames, seen.bytes), Some(lost), latency);
             wire.check()?;

@@ -56,9 +56,9 @@ pub trait Wire {
     /// If the wire cannot carry them.
     fn reserve(&mut self, longest: usize) -> Result<()>;
 
-    /// Returns the number of frames that were made and that the interface refused.
-    fn refused(&self) -> u64 {
-        0
+    /// Returns the number of frames that were made and that the interface refused, and their bytes.
+    fn refused(&self) -> (u64, u64) {
+        (0, 0)
     }
 
     /// Checks whether the other side is still there. Called about once a second.
@@ -166,7 +166,8 @@ pub struct PortWire {
     out: Burst,
     done: usize,
     into: Burst,
-    refused: u64,
+    /// The frames that the interface refused, and their bytes.
+    refused: (u64, u64),
 }
 
 impl PortWire {
@@ -203,7 +204,7 @@ impl PortWire {
         let (out, into) = (Burst::new(), Burst::new());
         let (memory, name) = (Span::heap(0), name.to_owned());
         let mut wire =
-            Self { port, name, memory, scratch: Vec::new(), out, done: 0, into, refused: 0 };
+            Self { port, name, memory, scratch: Vec::new(), out, done: 0, into, refused: (0, 0) };
         wire.make_room(SHORTEST);
         wire
     }
@@ -226,8 +227,11 @@ impl PortWire {
             let rest = self.done..self.out.len();
             let picks: Vec<Pick> = rest.map(|at| Pick { frame: at as u16, tci: 0 }).collect();
             let delivered = self.port.deliver(&self.out, &picks);
-            self.refused += u64::from(delivered.refused);
             let gone = (delivered.frames + delivered.refused) as usize;
+            // Ports take or refuse frames in order, so these are the first ones.
+            let bytes: u64 = picks[..gone].iter().map(|pick| self.out.len_of(*pick) as u64).sum();
+            self.refused.0 += u64::from(delivered.refused);
+            self.refused.1 += bytes.saturating_sub(delivered.bytes);
             self.done += gone;
             if gone == 0 {
                 return Ok(false);
@@ -294,7 +298,74 @@ impl Wire for PortWire {
         Ok(())
     }
 
-    fn refused(&self) -> u64 {
+    fn refused(&self) -> (u64, u64) {
         self.refused
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use slipway_switch::{Abilities, Delivered};
+
+    use super::*;
+    use crate::{Limits, Plan, Sizes, Vary, source};
+
+    /// A port that refuses frames of more than 100 bytes.
+    struct ShortFrames;
+
+    impl Port for ShortFrames {
+        fn abilities(&self) -> Abilities {
+            Abilities::NONE
+        }
+
+        fn is_up(&self) -> bool {
+            true
+        }
+
+        fn take(&mut self, _: &mut Burst, _: usize) -> bool {
+            false
+        }
+
+        fn release(&mut self) {}
+
+        fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
+            let mut delivered = Delivered::default();
+            for pick in picks {
+                match burst.len_of(*pick) {
+                    101.. => delivered.refused += 1,
+                    len => {
+                        delivered.frames += 1;
+                        delivered.bytes += len as u64;
+                    }
+                }
+            }
+            delivered
+        }
+
+        fn arm(&mut self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn refused_frames_count_neither_as_frames_nor_as_bytes() {
+        let mut wire = PortWire::new(Box::new(ShortFrames), "short");
+        let plan = Plan {
+            to: Mac::local(1),
+            from: Some(Mac::local(2)),
+            sizes: Sizes::Cycle(vec![60, 300, 100]),
+            rate: None,
+            burst: 4,
+            flows: 1,
+            vary: Vary { mac: false, ip: false, port: false },
+            id: 7,
+        };
+        let stop = AtomicBool::new(false);
+        let limits = Limits { count: Some(6), time: None, stop: &stop };
+        let figures = source(&mut wire, &plan, limits, &mut |_| ()).unwrap();
+        assert_eq!((figures.frames, figures.bytes, figures.refused), (4, 320, Some(2)));
+        assert_eq!(wire.refused(), (2, 600));
     }
 }

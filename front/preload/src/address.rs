@@ -1,14 +1,17 @@
-//! Socket addresses in the formats of C.
+//! Socket addresses in the formats of C: `sockaddr_in` and `sockaddr_in6`. Flow labels and scopes
+//! of IPv6 are ignored, and written as 0.
 
 use libc::{c_int, sockaddr_in, sockaddr_in6, socklen_t};
 use slipway_socket::Address;
 
-/// The bytes of the longest address that is read or written.
+/// The length in bytes of the longest address that is read or written.
 pub const LONGEST: usize = size_of::<sockaddr_in6>();
-/// The bytes of RFC 2133's structure for IPv6, which is 4 bytes shorter than `sockaddr_in6`.
+/// The length in bytes of RFC 2133's structure for IPv6, which is 4 bytes shorter than
+/// `sockaddr_in6`. The kernel takes it, too (`SIN6_LEN_RFC2133`).
 const SHORT_V6: usize = 24;
 
-/// Reads the IP address in `bytes`. Returns `None` if it is of another family, or cut.
+/// Reads the IP address and the port in `bytes`. Returns `None` if the address is of another family
+/// or `bytes` are too few for its family.
 pub fn read(bytes: &[u8]) -> Option<Address> {
     let family = c_int::from(u16::from_ne_bytes(*bytes.first_chunk()?));
     if family == libc::AF_INET && bytes.len() >= size_of::<sockaddr_in>() {
@@ -22,7 +25,7 @@ pub fn read(bytes: &[u8]) -> Option<Address> {
     None
 }
 
-/// The name of a socket: its address in the format of its domain.
+/// The name of a socket: its address in the C format of its domain.
 #[derive(Clone, Copy)]
 pub struct Name {
     bytes: [u8; LONGEST],
@@ -30,7 +33,8 @@ pub struct Name {
 }
 
 impl Name {
-    /// Writes `address` in the format of `domain`.
+    /// Writes `address` in the format of `domain`, `AF_INET` or `AF_INET6`. An IPv6 address in the
+    /// format of `AF_INET` becomes 0.0.0.0.
     pub fn new(address: Address, domain: c_int) -> Self {
         let mut bytes = [0; LONGEST];
         bytes[..2].copy_from_slice(&(domain as libc::sa_family_t).to_ne_bytes());
@@ -45,7 +49,7 @@ impl Name {
         Self { bytes, length }
     }
 
-    /// Returns the beginning of the name for which there is room.
+    /// Returns the first `room` bytes of the name, or the whole name if it is shorter.
     pub fn cut(&self, room: socklen_t) -> &[u8] {
         &self.bytes[..self.length.min(room as usize)]
     }

@@ -1,9 +1,9 @@
-//! The CPUs and the memory nodes to which a group is confined (cpuset of *cgroup-v2* and *cpusets*
-//! in the kernel's admin guide).
+//! The CPUs and the memory nodes to which a group is confined (section Cpuset of *cgroup-v2*, and
+//! *cpusets*, in the kernel's admin guide).
 //!
-//! Few sandboxes are confined, and the controller makes each group dearer. So nothing is there
-//! before a group is confined: cgroup v2 gets the controller then, and v1's hierarchy of CPU sets a
-//! directory for the group, which goes with the group.
+//! Few sandboxes are confined, and the controller makes each group more expensive. So a group has
+//! no CPU set until it is confined: cgroup v2 gets the controller then, and v1's hierarchy of CPU
+//! sets gets a directory for the group, which is removed together with the group.
 
 use std::fs;
 use std::io;
@@ -13,13 +13,14 @@ use rustix::io::Errno;
 
 use crate::{Error, Result};
 
-/// The files of the two sets, in either version.
+/// The files of the two sets, in both versions of control groups.
 pub(crate) const FILES: [&str; 2] = ["cpuset.cpus", "cpuset.mems"];
-/// The most looks for processes that were started while others were moved.
-const LOOKS: usize = 16;
+/// The most rounds in which processes of a group are moved. A process that is forked during a round
+/// is moved in the next one.
+const ROUNDS: usize = 16;
 
-/// The CPUs and the memory nodes to which a group is confined, as lists such as "0-3,5". Empty:
-/// those of the group above.
+/// The CPUs and the memory nodes to which a group is confined, as lists such as "0-3,5". An empty
+/// list stands for those of the parent group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sets {
     /// The CPUs.
@@ -41,8 +42,8 @@ impl Sets {
     }
 }
 
-/// Confines the group of v2 at `dir`, whose parent has the controller. Returns `false` if it has
-/// none.
+/// Confines the group of v2 at `dir`. Returns `false` if the group has no CPU sets, because its
+/// parent does not enable the controller.
 pub(crate) fn set_v2(dir: &Path, sets: &Sets) -> Result<bool> {
     if !FILES.iter().all(|file| dir.join(file).exists()) {
         return Ok(false);
@@ -51,10 +52,10 @@ pub(crate) fn set_v2(dir: &Path, sets: &Sets) -> Result<bool> {
     Ok(true)
 }
 
-/// Confines the processes of a group of v1: makes its directory `below` in the hierarchy of CPU
-/// sets that is mounted at `root`, and moves the processes in the file `procs` there, if there is
-/// such a file. The directories above it get the sets of the one above them again: v1 drops a CPU
-/// that goes offline from every set, and does not add it again when it returns.
+/// Confines the processes of a group of v1: makes the directory `below` in the hierarchy of CPU
+/// sets that is mounted at `root`, and moves the processes that the file `procs` lists there, if
+/// there is such a file. Each directory between `root` and the group gets its parent's sets again:
+/// v1 drops a CPU that goes offline from every set, and does not add it again when it returns.
 pub(crate) fn set_v1(root: &Path, below: &Path, procs: Option<&Path>, sets: &Sets) -> Result<()> {
     let mut dir = root.to_owned();
     let mut parts = below.components().peekable();
@@ -67,7 +68,7 @@ pub(crate) fn set_v1(root: &Path, below: &Path, procs: Option<&Path>, sets: &Set
     }
     for (file, list) in sets.files() {
         match (list, dir.parent()) {
-            // A group with processes cannot have an empty set either.
+            // v1 has no empty set for a group with processes, so the parent's stands for it.
             ("", Some(above)) => copy(&above.join(file), &dir.join(file))?,
             (list, _) => write(&dir.join(file), list)?,
         }
@@ -75,7 +76,7 @@ pub(crate) fn set_v1(root: &Path, below: &Path, procs: Option<&Path>, sets: &Set
     procs.map_or(Ok(()), |procs| follow(procs, &dir.join("cgroup.procs")))
 }
 
-/// Removes a group's directory in the hierarchy of CPU sets of v1. A missing one is no error.
+/// Removes a group's directory in the hierarchy of CPU sets of v1. A missing directory is no error.
 pub(crate) fn remove_v1(dir: &Path) -> Result<()> {
     match fs::remove_dir(dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -95,10 +96,11 @@ pub(crate) fn make(dir: &Path) -> Result<()> {
     }
 }
 
-/// Moves the processes that are listed in the file `from` by the file `to`, until all are there.
+/// Moves the processes that the file `from` lists to the group of the file `to`, in at most
+/// [`ROUNDS`] rounds. A file that cannot be read lists no processes.
 fn follow(from: &Path, to: &Path) -> Result<()> {
     let listed = |file: &Path| fs::read_to_string(file).unwrap_or_default();
-    for _ in 0..LOOKS {
+    for _ in 0..ROUNDS {
         let (all, there) = (listed(from), listed(to));
         let is_there = |pid: &&str| there.lines().any(|one| one == *pid);
         let mut others = all.lines().filter(|pid| !is_there(pid)).peekable();
@@ -107,7 +109,7 @@ fn follow(from: &Path, to: &Path) -> Result<()> {
         }
         for pid in others {
             match fs::write(to, pid) {
-                // It has ended.
+                // The process has ended.
                 Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
                 moved => moved.map_err(Error::at("cannot move a process by", to))?,
             }
@@ -116,9 +118,9 @@ fn follow(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a set of the group at `above` to the one at `dir`, if that has none: no process can enter
-/// a group with an empty set. Another set is replaced too unless `keeps`; it stays if the kernel
-/// refuses that.
+/// Copies a set of the group at `above` to the group at `dir` if the latter's is empty: no process
+/// can enter a group with an empty set. A set that differs is replaced, too, unless `keeps`; it
+/// stays if the kernel refuses to replace it.
 fn inherit(above: &Path, dir: &Path, file: &str, keeps: bool) -> Result<()> {
     let (from, to) = (above.join(file), dir.join(file));
     match read(&to).filter(|list| !list.is_empty()) {
@@ -132,16 +134,19 @@ fn inherit(above: &Path, dir: &Path, file: &str, keeps: bool) -> Result<()> {
     }
 }
 
+/// Copies the list in the file `from` to the file `to`.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let list = fs::read_to_string(from).map_err(Error::at("cannot read", from))?;
     write(to, list.trim())
 }
 
+/// Returns the list in a file, or `None` if the file cannot be read.
 fn read(file: &Path) -> Option<String> {
     fs::read_to_string(file).ok().map(|text| text.trim().to_owned())
 }
 
-/// Writes a list. An empty one takes a line too: the kernel sees no write of nothing.
+/// Writes a list with a newline, since a write of an empty list alone would have no bytes and never
+/// reach the kernel.
 fn write(file: &Path, list: &str) -> Result<()> {
     fs::write(file, format!("{list}\n")).map_err(Error::at("cannot set", file))
 }
@@ -192,7 +197,7 @@ mod tests {
         assert_eq!(list("p/one/cgroup.procs"), "17");
         set("", Some(procs.as_path()));
         assert_eq!(list("p/one/cpuset.cpus"), "0-3");
-        // A CPU comes.
+        // A CPU comes online.
         fs::write(root.path().join("cpuset.cpus"), "0-4\n").unwrap();
         set("4", Some(procs.as_path()));
         assert_eq!((list("p/cpuset.cpus"), list("p/one/cpuset.cpus")), ("0-4".into(), "4".into()));

@@ -1,4 +1,5 @@
-//! Manifests and indexes: their contents, and the checks that need nothing but them.
+//! Manifests and indexes of images: parsing, checks that need no other document, and manifests for
+//! images that come without one.
 
 use oci_spec::image::{Descriptor, ImageIndex, ImageManifest, MediaType};
 use serde_json::Value;
@@ -10,18 +11,21 @@ use crate::{Digest, Error, Limits, Result};
 /// The platform of sandboxes.
 pub(crate) const PLATFORM: &str = "linux/amd64";
 
+/// The media types of manifests. The first is that of manifests made here.
 const MANIFESTS: [&str; 2] = [
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 ];
+/// The media types of indexes.
 const INDEXES: [&str; 2] = [
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 ];
+/// The media types of a container image's config. The first is that of configs made here.
 const CONFIGS: [&str; 2] =
     ["application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json"];
 
-/// The annotation of a layer with the digest of its eStargz index.
+/// The annotation of a layer that has the digest of the layer's eStargz index.
 const TOC_DIGEST: &str = "containerd.io/snapshot/stargz/toc.digest";
 
 /// Returns the media types that are requested from a registry.
@@ -49,6 +53,7 @@ pub(crate) struct Layer {
 pub(crate) struct Plan {
     /// The digest of the manifest, which identifies the image in the cache.
     pub digest: Digest,
+    /// The parsed config.
     pub config: Parsed,
     /// The layers, lowest first.
     pub layers: Vec<Layer>,
@@ -78,18 +83,24 @@ fn wrong_platform(name: &str, offers: String) -> Error {
     Error::WrongPlatform { image: name.to_owned(), wanted: PLATFORM, offers }
 }
 
-/// Refuses a document of a larger size than the limit.
+/// Refuses a document of more than [`Limits::document_bytes`].
 pub(crate) fn check_size(what: &str, size: u64, limits: &Limits) -> Result<()> {
-    match size > limits.document_bytes {
-        true => Err(Error::too_large(
-            what,
-            format!("{size} bytes are more than the limit of {}", limits.document_bytes),
-        )),
+    check_limit(what, size, "bytes", limits.document_bytes)
+}
+
+/// Refuses `what` if its `number` of `things`, such as "bytes", is greater than `limit`.
+fn check_limit(what: impl ToString, number: u64, things: &str, limit: u64) -> Result<()> {
+    match number > limit {
+        true => {
+            let reason = format!("{number} {things} are more than the limit of {limit}");
+            Err(Error::too_large(what, reason))
+        }
         false => Ok(()),
     }
 }
 
-/// Returns the layers of a manifest with their digests from the config, lowest first.
+/// Returns the layers of a manifest, lowest first, with the digests of their uncompressed blobs
+/// from the config.
 pub(crate) fn layers(manifest: &ImageManifest, config: &Parsed, name: &str) -> Result<Vec<Layer>> {
     let (layers, diff_ids) = (manifest.layers(), &config.diff_ids);
     if layers.len() != diff_ids.len() {
@@ -110,13 +121,14 @@ pub(crate) fn layers(manifest: &ImageManifest, config: &Parsed, name: &str) -> R
 }
 
 /// Returns the digest of a layer's eStargz index from the layer's annotations. Returns `None` if
-/// there is none, or one of another algorithm: the layer then counts as one without an index.
+/// there is no such annotation or its value is no SHA-256 digest: the layer then counts as one
+/// without an index.
 fn toc_digest(layer: &Descriptor) -> Option<Digest> {
     layer.annotations().as_ref()?.get(TOC_DIGEST)?.parse().ok()
 }
 
-/// Refuses layers that are not tar archives (encrypted layers, artifacts). The compression is
-/// detected in the layer itself.
+/// Refuses the type of a layer that is no tar archive, such as an encrypted layer or an artifact.
+/// The type does not decide the compression, which is detected in the layer itself.
 fn check_layer_type(kind: &MediaType, name: &str) -> Result<()> {
     let kind = kind.to_string();
     let known = kind.starts_with("application/vnd.oci.image.layer.")
@@ -130,40 +142,31 @@ fn check_layer_type(kind: &MediaType, name: &str) -> Result<()> {
 
 /// Refuses images that are too large according to their manifest, before anything is fetched.
 pub(crate) fn check_layers(layers: &[Layer], limits: &Limits, name: &str) -> Result<()> {
-    if layers.len() > limits.layers {
-        let reason =
-            format!("{} layers are more than the limit of {}", layers.len(), limits.layers);
-        return Err(Error::too_large(name, reason));
-    }
-    if let Some(layer) = layers.iter().find(|layer| layer.size > limits.layer_compressed) {
-        let reason =
-            format!("{} bytes are more than the limit of {}", layer.size, limits.layer_compressed);
-        return Err(Error::too_large(format!("layer {}", layer.digest), reason));
+    check_limit(name, layers.len() as u64, "layers", limits.layers as u64)?;
+    for layer in layers {
+        let what = format!("layer {}", layer.digest);
+        check_limit(what, layer.size, "bytes", limits.layer_compressed)?;
     }
     let total = layers.iter().fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
-    match total > limits.image_compressed {
-        true => Err(Error::too_large(
-            name,
-            format!("{total} bytes of layers are more than {}", limits.image_compressed),
-        )),
-        false => Ok(()),
-    }
+    check_limit(name, total, "bytes of layers", limits.image_compressed)
 }
 
-/// Returns the digest in a descriptor. Other algorithms than SHA-256 are refused.
+/// Returns the digest in a descriptor. Refuses algorithms other than SHA-256.
 pub(crate) fn descriptor_digest(descriptor: &Descriptor) -> Result<Digest> {
     Ok(descriptor.digest().to_string().parse()?)
 }
 
-/// A document that a name or an index stands for.
+/// A document to which a name or an entry of an index refers.
 pub(crate) enum Document {
+    /// The manifest of one image.
     Manifest(Box<ImageManifest>),
+    /// An index of manifests for several platforms.
     Index(Box<ImageIndex>),
 }
 
-/// Tells manifests from indexes by their media type, or without one by their fields. A document
-/// that could be read as both is refused, since two readers might disagree on what a digest stands
-/// for.
+/// Parses a manifest or an index, told apart by the media type in the document, or without one by
+/// its fields. Refuses a document that could be read as both: two readers could take the same
+/// digest for different images.
 pub(crate) fn read(bytes: &[u8]) -> Result<Document> {
     let bad = |reason: String| Error::bad_document("the image's manifest", reason);
     let json: Value = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
@@ -194,7 +197,9 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Document> {
     .map_err(|e| bad(e.to_string()))
 }
 
-/// Returns the entry for [`PLATFORM`], or a single entry without a platform if there are no others.
+/// Returns the entry for [`PLATFORM`]: the first whose variant is absent or v1, or else the first
+/// with another variant. If there is none and no entry names another platform either, returns the
+/// only entry without a platform; the platforms of attestations count for nothing.
 pub(crate) fn choose<'a>(index: &'a ImageIndex, name: &str) -> Result<&'a Descriptor> {
     let mut silent = Vec::new();
     let mut offers = Vec::new();
@@ -238,12 +243,13 @@ pub(crate) fn choose<'a>(index: &'a ImageIndex, name: &str) -> Result<&'a Descri
 pub(crate) fn synthesise(config: &[u8], layers: Vec<Layer>, name: &str) -> Result<Plan> {
     let parsed = config::parse(config)?;
     check_platform(&parsed, name)?;
-    // The JSON is written by hand, since its bytes must never depend on a library's version.
+    // The JSON is formatted here, since its bytes must never depend on a library's version.
     let descriptor = |kind: &str, digest: &Digest, size: u64| {
         format!(r#"{{"mediaType":"{kind}","digest":"{digest}","size":{size}}}"#)
     };
-    // The same bytes make another image in another form: a name that begins with `.wh.` is a
-    // deletion among changes, and a name like any other among files.
+    // The type is a part of the image's identity, since the same bytes make different images: a
+    // name that begins with `.wh.` deletes a file in a layer of changes, and is an ordinary name in
+    // one of files.
     let kind = |form| match form {
         Form::Changes => "application/vnd.oci.image.layer.v1.tar",
         Form::Files => "application/vnd.slipway.files.v1.tar",
@@ -260,7 +266,8 @@ pub(crate) fn synthesise(config: &[u8], layers: Vec<Layer>, name: &str) -> Resul
     Ok(Plan { digest, config: parsed, layers })
 }
 
-/// Returns the plan of an image of `layers` alone, whose config is empty.
+/// Makes a config and a manifest for an image that has only `layers`, and returns its plan. The
+/// config sets nothing.
 pub(crate) fn without_config(layers: Vec<Layer>, name: &str) -> Result<Plan> {
     let ids: Vec<_> = layers.iter().map(|layer| format!("\"{}\"", layer.diff_id)).collect();
     let layers_json = format!(r#"{{"type":"layers","diff_ids":[{}]}}"#, ids.join(","));

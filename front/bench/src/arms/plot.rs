@@ -1,5 +1,5 @@
-//! Draws a report of starts by several ways: bars as FastIOV's figure 11, the distribution of the
-//! times as its figure 12, and with several numbers of sandboxes curves over them as its figure 13.
+//! Draws a report of starts in several ways: with one load bars as FastIOV's figure 11 and the
+//! distribution of the times as its figure 12, and with several loads curves as its figure 13.
 
 use anyhow::{Result, ensure};
 use plotters::prelude::*;
@@ -15,29 +15,32 @@ use crate::palette;
 use crate::panels::panels;
 use crate::svg::{Area, FONT, LINES, drawn, write};
 
-/// Height above the bars: title, conditions.
+/// The height in pixels above the bars, for the title and the conditions.
 const TOP: i32 = 84;
-/// The distribution's panel: its height, and the margins left, above, right and below.
+/// The height of the distribution's panel in pixels.
 const PANEL: i32 = 320;
+/// The margins of the distribution's panel in pixels: left, above, right and below.
 const MARGINS: (i32, i32, i32, i32) = (80, 40, 40, 50);
 /// The most marks on the axis of time.
 const MARKS: u32 = 8;
-/// The first of the places of the paper's colours, behind those of the ways.
+/// The first place of the paper's bars in the order of colours, behind those of the ways.
 const PAPER: usize = Arm::ALL.len();
 
+/// The number of sandboxes as an axis.
 const COUNT: Axis<Point> = Axis {
     name: "sandboxes at once",
     of: |point| point.count.into(),
     words: |count| format!("{count} at once"),
 };
+/// The memory of a sandbox as an axis.
 const MEMORY: Axis<Point> = Axis {
     name: "memory of each, MiB",
     of: |point| point.memory_bytes as f64 / f64::from(1 << 20),
     words: |mib| if mib > 0.0 { format!("{mib} MiB each") } else { String::new() },
 };
 
-/// Returns the loads over their number of sandboxes for each memory, and over the memory for each
-/// number, as far as there are several.
+/// Returns the loads over their number of sandboxes for each size of memory, and over the size of
+/// memory for each number of sandboxes, where there are at least two.
 pub(super) fn growing(report: &ArmsReport) -> Vec<Over<Point>> {
     let loads = &report.plan.loads;
     let mut all = over(loads, &COUNT, &MEMORY, 2);
@@ -45,14 +48,15 @@ pub(super) fn growing(report: &ArmsReport) -> Vec<Over<Point>> {
     all
 }
 
-/// Draws `report`. With one load: the mean time and the part of it in stages of functions, the 99th
-/// percentile, both over those of starts without a network beside the paper's, times in relation to
-/// single starts, and the distribution of times. With several loads: mean time, 99th percentile and
-/// processor time of each sandbox over what grows. The picture is well-formed SVG without scripts
-/// or outside references.
+/// Draws `report`. A picture of one load has bars of the mean time, of its part in stages of
+/// functions and of the 99th percentile; of the ratios of mean and 99th percentile to those of
+/// starts without a network, beside the paper's; of the ratio to single starts; and it has the
+/// distribution of times. A picture of several loads has the mean time, the 99th percentile and the
+/// processor time of each sandbox over the number or the memory of sandboxes. The picture is
+/// well-formed SVG without scripts or outside references.
 ///
 /// # Errors
-/// If nothing was measured.
+/// If nothing was measured, and the errors of the drawing.
 pub fn arms_plot(report: &ArmsReport, title: &str) -> Result<String> {
     let [load] = report.plan.loads.as_slice() else {
         let all = growing(report);
@@ -70,6 +74,7 @@ pub fn arms_plot(report: &ArmsReport, title: &str) -> Result<String> {
     })
 }
 
+/// Returns the groups of bars of a load, without those that have no bars.
 fn bars(report: &ArmsReport, load: &Point) -> Vec<Group> {
     let ratios = [
         ratios(report, load, &MEAN, |paper| Some(paper.mean)),
@@ -79,8 +84,8 @@ fn bars(report: &ArmsReport, load: &Point) -> Vec<Group> {
     report.groups(load).chain(ratios).filter(|group| !group.bars.is_empty()).collect()
 }
 
-/// Returns the ratios of a figure to that of starts without a network, with the paper's below them.
-/// There are no bars if such starts were not measured.
+/// Returns the ratios of a figure to that of starts without a network, with the ratios of the paper
+/// below them. There are no bars if such starts were not measured.
 fn ratios(
     report: &ArmsReport,
     load: &Point,
@@ -106,43 +111,81 @@ fn ratios(
 
 /// Draws the part of the sandboxes that have started over time, in a panel that begins at `y`.
 fn distribution(area: &Area<'_>, report: &ArmsReport, load: &Point, y: i32) -> Result<()> {
-    let (left, top) = (MARGINS.0, y + MARGINS.1);
-    let (right, bottom) = (WIDTH - MARGINS.2, y + PANEL - MARGINS.3);
-    let all: Vec<_> = times(report, load);
+    let all = times(report, load);
     let last = all.iter().filter_map(|(.., times)| times.last()).max();
-    let last = last.copied().unwrap_or(1).max(1) as f64;
-    let across = |ns: f64| left + (ns / last * f64::from(right - left)).round() as i32;
-    let up = |part: f64| bottom - (part * f64::from(bottom - top)).round() as i32;
+    let panel = DistributionPanel::new(y, last.copied().unwrap_or(1).max(1) as f64);
     let title = "part of the sandboxes that run, over time (further left is better)";
     write(area, title, (12, y + 10), FONT, HPos::Left)?;
-    for percent in [0, 25, 50, 75, 99] {
-        let at = up(f64::from(percent) / 100.0);
-        area.draw(&PathElement::new([(left, at), (right, at)], LINES))?;
-        write(area, &format!("{percent} %"), (left - 8, at - 7), FONT * 0.9, HPos::Right)?;
-    }
-    let step = round_step(last, MARKS);
-    for number in 0..=(last / step) as u32 {
-        let at = f64::from(number) * step;
-        write(area, &human(at as u64), (across(at), bottom + 8), FONT * 0.9, HPos::Center)?;
-    }
+    panel.draw_axes(area)?;
     for (index, (place, arm, times)) in (0..).zip(&all) {
-        let fill = palette::subject(*place);
-        let count = times.len().max(1) as f64;
-        let mut line = vec![(across(0.0), up(0.0))];
-        for (rank, ns) in (1..).zip(times) {
-            line.push((across(*ns as f64), up(f64::from(rank) / count)));
-        }
-        line.dedup();
-        area.draw(&PathElement::new(line, fill.stroke_width(2)))?;
-        let at = (left + 20, top + 20 * index);
-        area.draw(&Circle::new((at.0, at.1 + 7), 5, fill.filled()))?;
+        let colour = palette::subject(*place);
+        area.draw(&PathElement::new(panel.curve(times), colour.stroke_width(2)))?;
+        let at = (panel.left + 20, panel.top + 20 * index);
+        area.draw(&Circle::new((at.0, at.1 + 7), 5, colour.filled()))?;
         write(area, arm, (at.0 + 12, at.1), FONT, HPos::Left)?;
     }
     Ok(())
 }
 
-/// Returns the ways that were measured, each with its place and the times of all its sandboxes in
-/// ns, in ascending order.
+/// The scales of the distribution's panel. Positions are in pixels of the picture.
+struct DistributionPanel {
+    left: i32,
+    top: i32,
+    right: i32,
+    bottom: i32,
+    /// The time in ns at the right end.
+    last_ns: f64,
+}
+
+impl DistributionPanel {
+    /// Makes the scales of a panel that begins at `y` and ends at the time `last_ns`.
+    fn new(y: i32, last_ns: f64) -> Self {
+        let (left, top) = (MARGINS.0, y + MARGINS.1);
+        let (right, bottom) = (WIDTH - MARGINS.2, y + PANEL - MARGINS.3);
+        Self { left, top, right, bottom, last_ns }
+    }
+
+    /// Returns the horizontal position of a time in ns.
+    fn across(&self, ns: f64) -> i32 {
+        self.left + (ns / self.last_ns * f64::from(self.right - self.left)).round() as i32
+    }
+
+    /// Returns the vertical position of a part of the sandboxes, 0 to 1.
+    fn up(&self, part: f64) -> i32 {
+        self.bottom - (part * f64::from(self.bottom - self.top)).round() as i32
+    }
+
+    /// Returns the points of a curve that reaches the next sandbox's part at each of `times_ns`.
+    fn curve(&self, times_ns: &[u64]) -> Vec<(i32, i32)> {
+        let count = times_ns.len().max(1) as f64;
+        let mut line = vec![(self.across(0.0), self.up(0.0))];
+        for (rank, ns) in (1..).zip(times_ns) {
+            line.push((self.across(*ns as f64), self.up(f64::from(rank) / count)));
+        }
+        line.dedup();
+        line
+    }
+
+    /// Draws lines at parts of the sandboxes, and marks of the time below the panel.
+    fn draw_axes(&self, area: &Area<'_>) -> Result<()> {
+        for percent in [0, 25, 50, 75, 99] {
+            let at = self.up(f64::from(percent) / 100.0);
+            area.draw(&PathElement::new([(self.left, at), (self.right, at)], LINES))?;
+            let place = (self.left - 8, at - 7);
+            write(area, &format!("{percent} %"), place, FONT * 0.9, HPos::Right)?;
+        }
+        let step = round_step(self.last_ns, MARKS);
+        for number in 0..=(self.last_ns / step) as u32 {
+            let at = f64::from(number) * step;
+            let place = (self.across(at), self.bottom + 8);
+            write(area, &human(at as u64), place, FONT * 0.9, HPos::Center)?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the ways that were measured, each with its place in the report and the times of all its
+/// sandboxes in ns, in ascending order.
 fn times<'a>(report: &'a ArmsReport, load: &'a Point) -> Vec<(usize, &'a str, Vec<u64>)> {
     let of = |(place, name): (usize, &'a str)| {
         let mut times: Vec<u64> = report.turns(load, name).flat_map(|one| one.times()).collect();

@@ -6,16 +6,17 @@ use crate::line::Line;
 use crate::table::titled;
 use crate::vmm::VmmLoad;
 
-/// Formats a table for each load of `report`. Below are the growth of the time to ready with
-/// memory, what this host cannot run, and turns that failed; a newline at the end. Headings are
-/// bold if `colour`.
+/// Formats a table for each load of `report`. Below the tables are the growth of the time to ready
+/// with the size of memory, loads that this host cannot run, turns that failed, and a description
+/// of each subject. The text ends with a newline. Headings are bold if `colour`.
 pub fn memory_table(report: &MemoryReport, colour: bool) -> String {
     let tables = report.figure_tables(colour, |_| String::new());
     tables + &table_of_growth(report, colour) + &report.foot()
 }
 
-/// Formats how much longer memory takes to be ready for each MiB that there is more of it: a row
-/// for each subject and size of pages with at least two sizes of memory.
+/// Formats the time in µs that each further MiB of memory adds to the time to ready. The table has
+/// a row for each subject and size of pages that was measured with at least two sizes of memory.
+/// The text is empty without rows.
 fn table_of_growth(report: &MemoryReport, colour: bool) -> String {
     let mut rows = Vec::new();
     for page in [PageSize::Base, PageSize::Huge] {
@@ -38,7 +39,8 @@ fn table_of_growth(report: &MemoryReport, colour: bool) -> String {
     titled("growth of the time to ready", &headings, &rows, colour) + "\n"
 }
 
-/// Returns sizes of memory in MiB and the medians of the time to ready in µs, by size.
+/// Returns points of sizes of memory in MiB and median times to ready in µs, in ascending order of
+/// sizes.
 fn times_to_ready(report: &MemoryReport, subject: &str, page: PageSize) -> Vec<(f64, f64)> {
     let point = |load: &MemoryLoad| match *load {
         MemoryLoad::Give { bytes, page: its } if its == page => {
@@ -59,6 +61,7 @@ mod tests {
     use crate::table::BOLD;
     use crate::turns::LeftOut;
 
+    /// Returns the first line that begins with `name`.
     fn line<'a>(text: &'a str, name: &str) -> &'a str {
         text.lines().find(|line| line.starts_with(name)).unwrap()
     }

@@ -14,8 +14,9 @@ use super::reports::{self, View};
 use super::subjects;
 use crate::args::{MemoryArgs, MemoryUserArgs};
 
-/// The subjects to measure, with descriptions. The first of each kind is the one that others are
-/// compared with.
+/// The names of the subjects, with descriptions. There are three kinds: memory that is given to a
+/// program ("new" to "pre100"), memory that begins as a template ("private" to "fork-ahead"), and a
+/// device's accesses ("plain" to "given"). Others of a kind are compared with its first.
 const SUBJECTS: [(&str, &str); 14] = [
     ("new", "new pages of the kernel, in a file in memory; huge ones of hugetlbfs"),
     ("new-thp", "new transparent huge pages, which no device can be given"),
@@ -35,6 +36,8 @@ const SUBJECTS: [(&str, &str); 14] = [
     ("late", "the same to memory of the pool, clean, of which the pool may still zero other parts"),
     ("given", "the same when all of the memory was given"),
 ];
+/// The loads: sizes of memory with their size of pages, a working set of a template's pages, and
+/// accesses of a device.
 const LOADS: [&str; 16] = [
     "128M-4k",
     "256M-4k",
@@ -55,10 +58,12 @@ const LOADS: [&str; 16] = [
 ];
 /// The loads of a quick run.
 const QUICK: [&str; 4] = ["32M-4k", "32M-2m", "32M-256p", "gate-block"];
-/// Turns with a device's load for each turn with memory.
+/// The number of turns with a device's load for each turn with another load: these turns are short,
+/// and their differences are small.
 const GATE_ROUNDS: u32 = 6;
 
-/// Measures, or shows an earlier report.
+/// Runs `slipway bench memory`: lists subjects and loads, measures, or shows an earlier report.
+/// Returns the exit status.
 pub fn memory(args: &MemoryArgs) -> Result<i32> {
     if args.list {
         return Ok(subjects::list(&SUBJECTS, &loads(args)?));
@@ -66,7 +71,7 @@ pub fn memory(args: &MemoryArgs) -> Result<i32> {
     reports::complete(&reports::show(&VIEW, &args.report, || run(args))?)
 }
 
-/// Runs the program that memory is given to.
+/// Runs `slipway bench memory-user`: the program to which memory is given. Returns the exit status.
 pub fn user(args: &MemoryUserArgs) -> Result<i32> {
     serve_user(&args.specification)?;
     Ok(0)
@@ -75,10 +80,12 @@ pub fn user(args: &MemoryUserArgs) -> Result<i32> {
 /// The view of these reports.
 const VIEW: View<MemoryReport> = View::of(MemoryReport::picture, memory_table);
 
+/// Returns the loads that the user named, or those of a whole or a quick run.
 fn loads(args: &MemoryArgs) -> Result<Vec<MemoryLoad>> {
     subjects::loads(&args.load, if args.quick { &QUICK } else { &LOADS })
 }
 
+/// Makes the subjects that the user named, or all.
 fn subjects(args: &MemoryArgs) -> Result<Vec<Box<MemorySubject>>> {
     let chosen = subjects::chosen("subject", &args.only, &SUBJECTS, |(name, _)| name)?;
     let (keeping, cpus) = (Arc::new(Keeping::start()?), Cpus::split(1)?);
@@ -110,6 +117,7 @@ fn subjects(args: &MemoryArgs) -> Result<Vec<Box<MemorySubject>>> {
     chosen.into_iter().map(subject).collect()
 }
 
+/// Measures.
 fn run(args: &MemoryArgs) -> Result<MemoryReport> {
     let rounds = if args.quick { args.rounds.min(2) } else { args.rounds };
     let gate_rounds = if args.quick { rounds } else { GATE_ROUNDS * rounds };

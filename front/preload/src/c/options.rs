@@ -1,4 +1,5 @@
-//! getsockopt(2), setsockopt(2), fcntl(2) and ioctl(2).
+//! getsockopt(2), setsockopt(2), fcntl(2) and ioctl(2). Descriptors that are not ours go to the
+//! kernel; what the calls do to ours is in [`crate::options`].
 
 use libc::{c_int, c_ulong, c_void, socklen_t};
 use slipway_socket::Errno;
@@ -66,7 +67,8 @@ pub unsafe extern "C" fn setsockopt(
     }
 }
 
-/// fcntl(2). In C it is variadic; one integer argument is passed the same way.
+/// fcntl(2), which is variadic in C. One integer argument is passed as to a function that is not
+/// variadic.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
     let kernel = || sys!(SYS_fcntl, fd, command, argument) as c_int;
@@ -88,17 +90,18 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-    // SAFETY: the caller guarantees valid pointers.
+    // SAFETY: the caller keeps the contract of fcntl(2), which is that of fcntl64(2).
     unsafe { fcntl(fd, command, argument) }
 }
 
-/// ioctl(2). In C it is variadic; one pointer argument is passed the same way.
+/// ioctl(2), which is variadic in C. One pointer argument is passed as to a function that is not
+/// variadic.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: libc::Ioctl, argument: *mut c_int) -> c_int {
     let kernel = || sys!(SYS_ioctl, fd, request, argument) as c_int;
     let Some(object) = fds::get(fd) else { return kernel() };
     let argument = if options::has_number(request) { argument } else { std::ptr::null_mut() };
-    // SAFETY: the argument of these requests is null or points to an int.
+    // SAFETY: the argument is null, or the request is one whose argument points to an int.
     let number = unsafe { argument.as_mut() };
     match options::ioctl(object.kind(), request, number) {
         Some(done) => guard(|| done) as c_int,

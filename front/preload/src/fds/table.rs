@@ -1,4 +1,9 @@
 //! A table of objects by descriptor number. Calls read it without a lock.
+//!
+//! A slot has the address of an object. Since objects are never freed, a reader that loses a race
+//! against a change of its slot still reads a valid object: it takes a reference and then checks
+//! that the slot has not changed ([`get_slowly`]). Changes hold [`FREE`], so that the table does
+//! not change while this process forks.
 #![allow(unsafe_code)] // a slot's pointer becomes a reference
 
 use std::ptr;
@@ -8,20 +13,22 @@ use libc::c_int;
 
 use super::objects::{FREE, Object, Ref};
 
-/// A table of the numbers below `N`.
+/// A table of the descriptor numbers below `N`.
 pub struct Table<const N: usize> {
-    /// Null, or an object that [`make`](super::make) returned.
+    /// The objects by number: null, or an object that [`make`](super::make) returned.
     slots: [AtomicPtr<Object>; N],
     /// One more than the highest number that was ever in the table.
-    highest: AtomicI32,
+    end: AtomicI32,
 }
 
 impl<const N: usize> Table<N> {
+    /// Makes a table without objects.
     pub const fn empty() -> Self {
         let slots = [const { AtomicPtr::new(ptr::null_mut()) }; N];
-        Self { slots, highest: AtomicI32::new(0) }
+        Self { slots, end: AtomicI32::new(0) }
     }
 
+    /// Returns the slot of `fd`, or `None` if the table has no such number.
     #[inline]
     fn slot(&self, fd: c_int) -> Option<&AtomicPtr<Object>> {
         self.slots.get(usize::try_from(fd).ok()?)
@@ -49,7 +56,7 @@ impl<const N: usize> Table<N> {
         let held = object.clone();
         let not_during_a_fork = FREE.hold();
         held.add_number();
-        self.highest.fetch_max(fd + 1, Ordering::Relaxed);
+        self.end.fetch_max(fd + 1, Ordering::Relaxed);
         let before = slot.swap(ptr::from_ref(held.object()).cast_mut(), Ordering::AcqRel);
         drop(not_during_a_fork);
         std::mem::forget(held);
@@ -69,20 +76,22 @@ impl<const N: usize> Table<N> {
 
     /// Returns the numbers in the table from `first` to `last`, with their objects.
     pub fn all(&self, first: c_int, last: c_int) -> impl Iterator<Item = (c_int, Ref)> + '_ {
-        let end = last.saturating_add(1).min(self.highest.load(Ordering::Relaxed));
+        let end = last.saturating_add(1).min(self.end.load(Ordering::Relaxed));
         (first.max(0)..end).filter_map(|fd| self.get(fd).map(|object| (fd, object)))
     }
 
-    /// Sets reference counts right in the child of a fork, where the parent's other threads and
-    /// their calls do not exist.
+    /// Sets the reference counts of all objects to their counts of numbers. The child of a fork
+    /// calls this, since it lacks the parent's other threads, whose calls had references.
     pub fn recount(&self) {
         for (_, object) in self.all(0, c_int::MAX - 1) {
-            // One more for `object`.
+            // `object` is a reference, too, until the end of this round.
             object.recount(1);
         }
     }
 }
 
+/// Returns a reference to the object in `slot`, or `None` if the slot is null. Tries again if
+/// another thread changes the slot or the object's references meanwhile.
 fn get_slowly(slot: &AtomicPtr<Object>) -> Option<Ref> {
     loop {
         let found = slot.load(Ordering::Acquire);
@@ -96,8 +105,8 @@ fn get_slowly(slot: &AtomicPtr<Object>) -> Option<Ref> {
     }
 }
 
-/// Drops the reference of a number that had the object at `object`. Returns the object if this was
-/// its last number.
+/// Ends the reference of a descriptor number to the object at `object`, which is null or was in a
+/// slot. Returns the object if this was its last number.
 fn let_go(object: *mut Object) -> Option<Ref> {
     // SAFETY: the pointer was in a slot, which has null or an object's address.
     let (held, is_last) = unsafe { Object::at(object) }?.remove_number();
@@ -139,7 +148,7 @@ mod tests {
         assert!(table.put(0, &first).is_none());
         assert!(is(table.put(0, &second), &first));
         assert!(is(table.get(0), &second));
-        // A number that becomes a copy of itself keeps its object.
+        // dup2(2) of a number to itself puts its object there again.
         assert!(table.put(0, &second).is_none());
         assert!(is(table.remove(0), &second));
     }
@@ -189,11 +198,11 @@ mod tests {
     fn a_forks_child_has_the_references_of_numbers_only() {
         let (table, object) = (Table::<8>::empty(), fresh());
         assert!(table.put(1, &object).is_none() && table.put(2, &object).is_none());
-        // The call of another thread.
+        // Another thread's call has a reference.
         std::mem::forget(object.clone());
         table.recount();
         assert_eq!(refs(&object), 2);
-        // Its reference is another thread's, too.
+        // This reference stands for another thread's call, too, so it is not dropped.
         std::mem::forget(object);
         assert!(table.remove(1).is_none());
         assert!(table.remove(2).is_some_and(|last| refs(&last) == 1));

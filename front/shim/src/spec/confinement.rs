@@ -1,14 +1,16 @@
-//! Profiles of AppArmor and labels of SELinux. On a host they confine what a container's processes
-//! reach of it. Here a microVM does that, and no policy is loaded in a guest.
+//! Checks of AppArmor profiles and SELinux labels. On a host these limit which of its files and
+//! services a container's processes reach. Here a microVM does that, and no policy is loaded in a
+//! guest.
 //!
-//! So what a runtime gives every container is taken, and so is less confinement. A profile or a
-//! type that somebody asked for by its name is refused: it would not be applied.
+//! So the profiles and types that runtimes give every container are accepted without an effect, and
+//! so is less confinement. A profile or a type of another name is refused: somebody asked for it,
+//! and it would not be applied.
 
 use std::path::Path;
 
 use super::oci::{Oci, Process};
 
-/// The profiles that runtimes give every container, and the one of containers without any.
+/// The profiles that runtimes give every container, and the names for no profile.
 const PROFILES: [&str; 6] = [
     "",
     "unconfined",
@@ -17,7 +19,8 @@ const PROFILES: [&str; 6] = [
     "nerdctl-default",
     "crio-default",
 ];
-/// The types of processes that policies have for containers of any kind, and for privileged ones.
+/// The types that SELinux policies have for processes of any container, and for those of privileged
+/// ones.
 const PROCESSES: [&str; 8] = [
     "container_t",
     "container_init_t",
@@ -28,7 +31,7 @@ const PROCESSES: [&str; 8] = [
     "spc_t",
     "unconfined_t",
 ];
-/// The types of files that policies have for containers.
+/// The types that SELinux policies have for files of any container.
 const FILES: [&str; 5] = [
     "container_file_t",
     "container_ro_file_t",
@@ -37,7 +40,7 @@ const FILES: [&str; 5] = [
     "svirt_lxc_file_t",
 ];
 
-/// Checks the confinement of a container.
+/// Checks the confinement that a container and its first process ask for.
 ///
 /// # Errors
 /// One line that names the profile or the label that would not be applied.
@@ -46,10 +49,10 @@ pub fn check(oci: &Oci) -> Result<(), String> {
     check_label("linux.mountLabel", &oci.linux.mount_label, &FILES)
 }
 
-/// Checks the confinement of a process.
+/// Checks the confinement that a process asks for.
 ///
 /// # Errors
-/// As [`check`].
+/// One line that names the profile or the label that would not be applied.
 pub fn check_process(process: &Process) -> Result<(), String> {
     let profile = process.apparmor_profile.as_str();
     if !PROFILES.contains(&profile) {
@@ -61,8 +64,10 @@ pub fn check_process(process: &Process) -> Result<(), String> {
     check_label("process.selinuxLabel", &process.selinux_label, &PROCESSES)
 }
 
+/// Refuses a label of the configuration's `field` whose type is neither in `usual` nor one that the
+/// node's policy gives containers. An empty label is accepted.
 fn check_label(field: &str, label: &str, usual: &[&str]) -> Result<(), String> {
-    let is_usual = |kind: &str| usual.contains(&kind) || is_nodes(Path::new("/"), kind);
+    let is_usual = |kind: &str| usual.contains(&kind) || is_in_policy(Path::new("/"), kind);
     if label.is_empty() || kind(label).is_some_and(is_usual) {
         return Ok(());
     }
@@ -73,14 +78,14 @@ fn check_label(field: &str, label: &str, usual: &[&str]) -> Result<(), String> {
     ))
 }
 
-/// Returns the type of a label, as `container_t` of `system_u:system_r:container_t:s0:c1,c2`.
+/// Returns the type of a label: `container_t` for `system_u:system_r:container_t:s0:c1,c2`.
 fn kind(label: &str) -> Option<&str> {
     label.split(':').nth(2)
 }
 
-/// Returns whether the node's policy gives this type to containers, by the files in which container
-/// runtimes find it (selinux's `lxc_contexts`).
-fn is_nodes(root: &Path, wanted: &str) -> bool {
+/// Returns whether an SELinux policy of the node with the root directory `root` gives the type
+/// `wanted` to containers. Container runtimes find these types in the same files.
+fn is_in_policy(root: &Path, wanted: &str) -> bool {
     let policies = std::fs::read_dir(root.join("etc/selinux")).into_iter().flatten().flatten();
     let files = policies.map(|policy| policy.path().join("contexts/lxc_contexts"));
     let files = files.chain([root.join("usr/share/containers/selinux/contexts")]);
@@ -144,19 +149,19 @@ mod tests {
     #[test]
     fn types_of_the_nodes_policy_are_those_of_its_containers() {
         let root = tempfile::tempdir().unwrap();
-        assert!(!is_nodes(root.path(), "pod_t"));
+        assert!(!is_in_policy(root.path(), "pod_t"));
         let contexts = root.path().join("etc/selinux/own/contexts");
         std::fs::create_dir_all(&contexts).unwrap();
         std::fs::create_dir_all(root.path().join("etc/selinux/empty")).unwrap();
         let text = "# containers\nprocess = \"system_u:system_r:pod_t:s0\"\n\
                     file = \"system_u:object_r:data_t:s0\"\nnothing\n";
         std::fs::write(contexts.join("lxc_contexts"), text).unwrap();
-        assert!(is_nodes(root.path(), "pod_t") && is_nodes(root.path(), "data_t"));
-        assert!(!is_nodes(root.path(), "pod") && !is_nodes(root.path(), ""));
+        assert!(is_in_policy(root.path(), "pod_t") && is_in_policy(root.path(), "data_t"));
+        assert!(!is_in_policy(root.path(), "pod") && !is_in_policy(root.path(), ""));
         let shared = root.path().join("usr/share/containers/selinux");
         std::fs::create_dir_all(&shared).unwrap();
         let text = "kvm_process = \"system_u:system_r:kvm_t:s0\"\n";
         std::fs::write(shared.join("contexts"), text).unwrap();
-        assert!(is_nodes(root.path(), "kvm_t"));
+        assert!(is_in_policy(root.path(), "kvm_t"));
     }
 }

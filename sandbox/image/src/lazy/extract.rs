@@ -1,4 +1,7 @@
-//! Copies of an image's files on the host.
+//! Copies files of an image to a folder of the host.
+//!
+//! The image is hostile: its links are followed within the image only ([`pick`]), none is followed
+//! below the folder, and the copies are bounded ([`BOUNDS`]).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,28 +23,34 @@ use crate::root::tree::FileRun;
 use crate::source::blocking;
 use crate::{Access, Cache, Digest, Error, Image, Reference, Result, Silent};
 
-/// The most that is copied.
+/// The bounds of one call of [`Cache::extract`].
 const BOUNDS: Bounds = Bounds { entries: 10_000, bytes: 64 << 20, names: 256 << 20 };
-/// The bytes that are copied at once.
+/// The most bytes that are copied at a time.
 const PIECE: usize = 128 << 10;
 
 impl Cache {
     /// Copies files of an image below the folder `into`, where they have the paths of the image.
-    /// Folders among `paths` are copied with all that is in them. What is there already is replaced
-    /// if it is no folder. Of a lazily pulled image, what is missing of these files is fetched
-    /// first.
+    /// Folders among `paths` are copied with all that is in them. Parts of these files that a
+    /// lazily pulled image lacks are fetched first.
     ///
-    /// Copied are the content of regular files, links as links, modes and owners; extended
-    /// attributes, times, devices, FIFOs and sockets are left out. A path is followed through links
-    /// within the image, and these links are copied, too. A path that is missing in the image is
-    /// skipped. No link below `into` is followed. In all at most 10,000 files of 64 MiB are copied,
-    /// and at most 256 MiB of names are read to find them.
-    /// `access` returns the access to a registry: the image may have been pulled from another one
-    /// than the caller knows.
+    /// Regular files are copied with their content, and links as links. All keep their owners, and
+    /// files and folders their modes. Extended attributes, times, devices, FIFOs and sockets are
+    /// left out. A path is followed through links within the image, and these links are copied,
+    /// too. A path that is missing in the image is skipped.
+    ///
+    /// A file or a link replaces a file or a link with its path below `into`; a folder of the image
+    /// is merged with a folder. A file in the place of a folder, or the reverse, is an error. No
+    /// link below `into` is followed.
+    ///
+    /// A call copies at most 10,000 files, folders and links, with 64 MiB in all, and reads at most
+    /// 256 MiB of names to find them. `access` returns the access to a registry: the image may have
+    /// been pulled from another registry than the caller knows.
     ///
     /// # Errors
-    /// [`Error::Unknown`] if there is no such image, [`Error::TooLarge`], [`Error::Io`]; the errors
-    /// of [`pull`](Self::pull) for what is missing. Files that were copied stay.
+    /// - [`Error::Unknown`]: there is no such image.
+    /// - [`Error::TooLarge`]: a bound is exceeded, or the image is broken.
+    /// - [`Error::Io`]: a file cannot be read or written. Files that were copied before stay.
+    /// - The errors of [`pull`](Self::pull), for missing parts.
     pub async fn extract(
         &self,
         digest: &Digest,
@@ -67,7 +76,7 @@ impl Cache {
         blocking(move || copy(&file, &picked, &into)).await
     }
 
-    /// Fetches what is missing of these files.
+    /// Fetches the missing parts of chosen files.
     async fn fetch_pieces(
         &self,
         image: Image,
@@ -81,7 +90,7 @@ impl Cache {
             let settings = Settings { have_dir: None, access: &access, budget, progress };
             let partial = match Partial::open(&cache, &image, settings) {
                 Ok(partial) => partial,
-                // Somebody has fetched the rest of it meanwhile.
+                // The node's fetcher may have completed the image meanwhile.
                 Err(error) => match cache.get(&image.digest.to_string())? {
                     Some(image) if !image.lazy => return Ok(None),
                     _ => return Err(error),
@@ -89,7 +98,8 @@ impl Cache {
             };
             let spans = extents.iter().flat_map(|extent| partial.overlapping(*extent));
             let spans: Vec<usize> = spans.collect();
-            // The node's fetcher may have written some of them. Its presence bitmap is elsewhere.
+            // The node's fetcher may have written some of the spans. Its presence bitmap is
+            // elsewhere, so they are looked for in the image.
             partial.find(spans.iter().copied())?;
             let members = spans.iter().map(|span| partial.members.of_span(*span));
             let mut members: Vec<u32> = members.collect();
@@ -105,13 +115,14 @@ impl Cache {
     }
 }
 
-/// Returns the ranges of the image with a file's data.
+/// Returns the ranges of the image that hold a file's content. They are empty for folders and
+/// links.
 fn extents(picked: &Picked) -> Vec<Extent> {
     let Content::File(_, pieces) = &picked.content else { return Vec::new() };
     pieces.iter().map(|piece| Extent { offset: piece.from, bytes: piece.len }).collect()
 }
 
-/// Copies what was chosen in `image` below the folder `into`.
+/// Copies the files that were chosen in `image` below the folder `into`.
 fn copy(image: &File, picked: &BTreeMap<PathNames, Picked>, into: &Path) -> Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(into, flags, Mode::empty());
@@ -121,7 +132,7 @@ fn copy(image: &File, picked: &BTreeMap<PathNames, Picked>, into: &Path) -> Resu
     for (way, picked) in picked {
         target.make(way, picked).map_err(|e| Error::io("copy to", &shown(way), e))?;
     }
-    // The mode of a folder may keep its owner from making files in it.
+    // Folders get their modes last: a mode may keep a folder's owner from making files in it.
     for (way, picked) in picked.iter().rev() {
         if matches!(picked.content, Content::Folder) {
             let set = target.open(&path(way), OFlags::RDONLY | OFlags::DIRECTORY);
@@ -132,20 +143,26 @@ fn copy(image: &File, picked: &BTreeMap<PathNames, Picked>, into: &Path) -> Resu
     Ok(())
 }
 
+/// Returns the relative path of these names.
 fn path(way: &[Vec<u8>]) -> PathBuf {
     way.iter().map(|name| std::ffi::OsStr::from_bytes(name)).collect()
 }
 
+/// Returns the user and the group of a file, as calls that set them have them.
+fn owner(picked: &Picked) -> (Option<Uid>, Option<Gid>) {
+    (Some(Uid::from_raw(picked.uid)), Some(Gid::from_raw(picked.gid)))
+}
+
 /// Sets the owner and the mode of an open file.
 fn give(file: impl AsFd, picked: &Picked) -> io::Result<()> {
-    let (user, group) = (Uid::from_raw(picked.uid), Gid::from_raw(picked.gid));
-    rustix::fs::fchown(&file, Some(user), Some(group))?;
-    // After the owner, whose change removes set-id bits.
+    let (user, group) = owner(picked);
+    rustix::fs::fchown(&file, user, group)?;
+    // The mode is set after the owner, whose change removes set-id bits.
     rustix::fs::fchmod(&file, Mode::from_raw_mode(picked.mode.into()))?;
     Ok(())
 }
 
-/// The folder that files are copied below.
+/// The image, and the folder below which its files are copied.
 struct Target<'a> {
     root: OwnedFd,
     image: &'a File,
@@ -161,39 +178,22 @@ impl Target<'_> {
         Ok(rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve)?)
     }
 
+    /// Copies one file, folder or link. The owner and the mode of a folder are set later.
     fn make(&self, way: &[Vec<u8>], picked: &Picked) -> io::Result<()> {
         let Some((name, above)) = way.split_last() else { return Ok(()) };
         let folder = self.open(&path(above), OFlags::PATH | OFlags::DIRECTORY)?;
         match &picked.content {
-            Content::Folder => {
-                match rustix::fs::mkdirat(&folder, name.as_slice(), Mode::RWXU) {
-                    // It is opened as a folder later, and is no link.
-                    Err(Errno::EXIST) => Ok(()),
-                    made => Ok(made?),
-                }
-            }
-            Content::Link(to) => {
-                replace(&folder, name, || {
-                    rustix::fs::symlinkat(to.as_slice(), &folder, name.as_slice())
-                })?;
-                let (user, group) = (Uid::from_raw(picked.uid), Gid::from_raw(picked.gid));
-                let flags = AtFlags::SYMLINK_NOFOLLOW;
-                let (user, group) = (Some(user), Some(group));
-                Ok(rustix::fs::chownat(&folder, name.as_slice(), user, group, flags)?)
-            }
+            Content::Folder => make_folder(&folder, name),
+            Content::Link(to) => make_link(&folder, name, to, picked),
             Content::File(bytes, pieces) => {
-                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-                let file = replace(&folder, name, || {
-                    let mode = Mode::RUSR | Mode::WUSR;
-                    rustix::fs::openat(&folder, name.as_slice(), flags, mode)
-                })?;
-                let file = File::from(file);
+                let file = make_file(&folder, name)?;
                 self.write(&file, *bytes, pieces)?;
                 give(&file, picked)
             }
         }
     }
 
+    /// Writes a file of `bytes` bytes: copies `pieces` of the image, with zeros between them.
     fn write(&self, file: &File, bytes: u64, pieces: &[FileRun]) -> io::Result<()> {
         let mut buffer = vec![0; PIECE];
         file.set_len(bytes)?;
@@ -210,7 +210,31 @@ impl Target<'_> {
     }
 }
 
-/// Makes a file by `make`. If its name is taken by what is no folder, that is removed first.
+/// Makes a folder that only its owner may use. A file of this name is no error here: the folder is
+/// opened before it is used, which fails if it is a link or no folder.
+fn make_folder(folder: &OwnedFd, name: &[u8]) -> io::Result<()> {
+    match rustix::fs::mkdirat(folder, name, Mode::RWXU) {
+        Err(Errno::EXIST) => Ok(()),
+        made => Ok(made?),
+    }
+}
+
+/// Makes a link to `to` with its owner.
+fn make_link(folder: &OwnedFd, name: &[u8], to: &[u8], picked: &Picked) -> io::Result<()> {
+    replace(folder, name, || rustix::fs::symlinkat(to, folder, name))?;
+    let (user, group) = owner(picked);
+    Ok(rustix::fs::chownat(folder, name, user, group, AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
+/// Makes an empty file that only its owner may use, and returns it opened for writing.
+fn make_file(folder: &OwnedFd, name: &[u8]) -> io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    Ok(replace(folder, name, || rustix::fs::openat(folder, name, flags, mode))?.into())
+}
+
+/// Makes a file by `make`. If a file or a link has its name, that is removed and `make` is called
+/// again.
 fn replace<T>(
     folder: &OwnedFd,
     name: &[u8],

@@ -1,14 +1,15 @@
-//! The part of the host on which a container runs.
+//! The CPUs and memory nodes of the host on which a container runs, and lists of them.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 use slipway_numa::numbers;
 
-/// One more than the largest number of a CPU of Linux (`CONFIG_NR_CPUS` of 8192) or of a node.
-const MOST: usize = 8192;
+/// One more than the largest number of a CPU on Linux (`CONFIG_NR_CPUS` is at most 8192), or of a
+/// NUMA node.
+const NUMBERS: usize = 8192;
 
-/// CPUs and memory nodes of the host, as lists such as "0-3,5". Empty: any.
+/// CPUs and memory nodes of the host, as lists such as "0-3,5". An empty list stands for all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Placement {
@@ -19,7 +20,8 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Returns the union of placements: any CPU, or any node, if one of them names none.
+    /// Returns the union of placements. Its list of CPUs is empty if one of theirs is, since an
+    /// empty list stands for all; the same holds for the list of nodes.
     pub(crate) fn union<'a>(all: impl Iterator<Item = &'a Self> + Clone) -> Self {
         Self {
             cpus: union(all.clone().map(|one| one.cpus.as_str())),
@@ -27,7 +29,7 @@ impl Placement {
         }
     }
 
-    /// Takes over the lists of `change` that are not empty.
+    /// Replaces lists by those of `change` that are not empty.
     pub(crate) fn change(&mut self, change: &Self) {
         let lists = [&mut self.cpus, &mut self.memory_nodes];
         for (list, new) in lists.into_iter().zip([&change.cpus, &change.memory_nodes]) {
@@ -37,16 +39,18 @@ impl Placement {
         }
     }
 
-    /// Returns the numbers of a list, whose parts may be in any order, or `None` if it is no list.
+    /// Parses a list. Its parts may overlap and be in any order, unlike those of
+    /// [`slipway_numa::numbers`]. Returns `None` if `list` has another form, or a number of 8192 or
+    /// more.
     pub(crate) fn numbers(list: &str) -> Option<BTreeSet<usize>> {
-        let mut is_in = vec![false; MOST];
+        let mut is_in = vec![false; NUMBERS];
         for part in list.split(',') {
-            numbers(part, MOST)?.into_iter().for_each(|number| is_in[number] = true);
+            numbers(part, NUMBERS)?.into_iter().for_each(|number| is_in[number] = true);
         }
-        Some((0..MOST).filter(|number| is_in[*number]).collect())
+        Some((0..NUMBERS).filter(|number| is_in[*number]).collect())
     }
 
-    /// Returns the list of these numbers.
+    /// Formats numbers as a list.
     pub(crate) fn list(numbers: &BTreeSet<usize>) -> String {
         let mut ranges: Vec<(usize, usize)> = Vec::new();
         for number in numbers.iter().copied() {
@@ -63,7 +67,7 @@ impl Placement {
     }
 }
 
-/// Returns the union of lists, or the empty list if one of them is empty.
+/// Returns the union of lists, or the empty list if one of them is empty or has another form.
 fn union<'a>(lists: impl Iterator<Item = &'a str>) -> String {
     let mut all = BTreeSet::new();
     for list in lists {
@@ -84,10 +88,11 @@ mod tests {
     }
 
     #[test]
-    fn a_union_is_any_if_one_is_any() {
+    fn a_union_is_all_if_one_is_all() {
         let union = |all: &[Placement]| Placement::union(all.iter());
         assert_eq!(union(&[placed("4,0-1", "0"), placed("2,7", "1")]), placed("0-2,4,7", "0-1"));
         assert_eq!(union(&[placed("0", "0"), placed("3", "")]), placed("0,3", ""));
+        assert_eq!(union(&[placed("0", "0"), placed("no list", "8192")]), Placement::default());
         assert_eq!(union(&[]), Placement::default());
     }
 

@@ -1,9 +1,10 @@
 //! A sandbox that begins with a snapshot: its machine, its container and its disks are those of the
 //! snapshot, and its names and addresses are its own.
 //!
-//! `Node::create` calls these in turn: [`chosen`] finds the snapshot. [`complete`] gives the
-//! request the snapshot's machine, and refuses what it cannot have (`asked.rs`). [`settings`] and
-//! [`record`] fill in the record, and [`link`] gives the sandbox the disks.
+//! `Node::create` calls the functions of this module in turn: [`chosen`] finds the snapshot.
+//! [`complete`] gives the request the snapshot's machine, and refuses a request that the snapshot
+//! cannot meet (`asked.rs`). [`settings`] and [`record`] fill in the record, and [`link`] gives the
+//! sandbox the disks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,12 +19,15 @@ use crate::templates::{AUTO, Manifest, Snapshot, Template, apart};
 use crate::v1::RunSpec;
 use crate::{Error, Result, network};
 
-/// Returns the snapshot with which a sandbox is to begin, or `None` if it boots, or begins with a
-/// template, or there is none of this name.
+/// Returns the snapshot with which a sandbox is to begin. Returns `None` if the sandbox boots or
+/// begins with a template, or if its request has an image or makes a pod and there is neither a
+/// snapshot nor a template of the name in it.
 ///
 /// # Errors
-/// [`Error::Template`] if its files are not as they were written; if the request names no image
-/// either, [`Error::NoTemplate`], and [`Error::Invalid`] for a template, which has no container.
+/// - [`Error::Template`]: the files of the snapshot or template are not as they were written.
+/// - [`Error::NoTemplate`]: there is neither of this name, and the request names no image.
+/// - [`Error::Invalid`]: the name is a template's, which has no container, and the request names no
+///   image.
 pub(crate) async fn chosen(node: &Node, spec: &RunSpec) -> Result<Option<Arc<Template>>> {
     let has_image = spec.makes_pod || !spec.image.is_empty() || !spec.image_digest.is_empty();
     if spec.template.is_empty() || (spec.template == AUTO && has_image) {
@@ -36,23 +40,25 @@ pub(crate) async fn chosen(node: &Node, spec: &RunSpec) -> Result<Option<Arc<Tem
         Ok(template) if template.manifest.snapshot.is_some() => Ok(Some(template)),
         Ok(_) if has_image => Ok(None),
         Ok(_) => Err(needs_image(&spec.template)),
-        // The caller checks that, after what is wrong with the request.
+        // `Node::check_new` reports a missing template, after the errors of the request itself.
         Err(Error::NoTemplate(_)) if has_image => Ok(None),
         Err(error) => Err(error),
     }
 }
 
+/// Makes the error of a request that begins with template `name` and names no image.
 fn needs_image(name: &str) -> Error {
     Error::Invalid(format!(
         "{name} is a template, without a container: name an image, slipway run --from {name} IMAGE"
     ))
 }
 
-/// Completes the request for a sandbox that begins with a snapshot by the machine of that. Its
-/// volumes may hold as many bytes of memory as they have, but not more than `most` together.
+/// Returns the request `asked` for a sandbox that begins with the snapshot of `manifest`, completed
+/// with the snapshot's machine. A request that names no size of its layers gets that of
+/// [`layers_bytes`], with at most `most` bytes for volumes.
 ///
 /// # Errors
-/// [`Error::Invalid`] if it asks for what the snapshot has already, or for what cannot be added.
+/// [`Error::Invalid`] if the request names something that the snapshot has already or cannot get.
 pub(crate) fn complete(asked: &RunSpec, manifest: &Manifest, most: u64) -> Result<RunSpec> {
     let Some(snapshot) = &manifest.snapshot else { return Ok(asked.clone()) };
     if let Some(what) = first_refused(asked) {
@@ -72,11 +78,7 @@ pub(crate) fn complete(asked: &RunSpec, manifest: &Manifest, most: u64) -> Resul
         ..asked.clone()
     };
     if spec.layers_bytes == 0 {
-        // Volumes are overlays in memory, too: a guest may fill them, as it could before. It may
-        // not take the memory of all sandboxes so, which nobody has asked for.
-        let volumes = snapshot.files.iter().filter(|file| file.name != LAYER);
-        let volumes = volumes.map(|file| file.bytes).fold(0, u64::saturating_add);
-        spec.layers_bytes = snapshot.layers_bytes.saturating_add(volumes.min(most));
+        spec.layers_bytes = layers_bytes(snapshot, most);
     }
     match &shape.interface {
         None if spec.network.is_empty() => spec.network = network::NONE.to_owned(),
@@ -88,14 +90,26 @@ pub(crate) fn complete(asked: &RunSpec, manifest: &Manifest, most: u64) -> Resul
     Ok(spec)
 }
 
+/// Returns the bytes of memory that the layers of a sandbox with this snapshot may hold: those of
+/// the snapshot's container, and for volumes the bytes of their disks, but at most `most`.
+///
+/// Volumes are overlays in memory, too, and a guest may fill them, as it could before the snapshot.
+/// The bound keeps a snapshot with large volumes from the memory of all sandboxes' layers, for
+/// which its user has not asked.
+fn layers_bytes(snapshot: &Snapshot, most: u64) -> u64 {
+    let volumes = snapshot.files.iter().filter(|file| file.name != LAYER);
+    let volumes = volumes.map(|file| file.bytes).fold(0, u64::saturating_add);
+    snapshot.layers_bytes.saturating_add(volumes.min(most))
+}
+
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// Returns the settings of the container.
+/// Returns the settings of a snapshot's container, on the CPUs and nodes of `placement`.
 ///
 /// # Errors
-/// [`Error::NoImage`] if its image is gone.
+/// [`Error::NoImage`] if the container's image is gone.
 pub(crate) async fn settings(snapshot: &Snapshot, placement: Placement) -> Result<Settings> {
     let (path, image) = (snapshot.settings.image_path.clone(), snapshot.settings.image.clone());
     if !apart(move || Ok(path.exists())).await? {
@@ -104,7 +118,8 @@ pub(crate) async fn settings(snapshot: &Snapshot, placement: Placement) -> Resul
     Ok(Settings { placement, ..snapshot.settings.clone() })
 }
 
-/// Completes the record of a new sandbox, whose files are in `store`, by what the snapshot has.
+/// Completes the record of a new sandbox, whose files are in `store`, with the snapshot's memory,
+/// volumes, CPUs and origin.
 pub(crate) fn record(record: Record, snapshot: &Snapshot, store: &Store) -> Record {
     let own = |volume: &Volume| match volume.overlay {
         true => Volume { path: store.dir().join(&volume.path), ..volume.clone() },
@@ -122,11 +137,11 @@ pub(crate) fn record(record: Record, snapshot: &Snapshot, store: &Store) -> Reco
     }
 }
 
-/// Gives a new sandbox the files of the snapshot's disks: links to them, which nobody writes to, or
-/// copies if it is on another file system.
+/// Gives a new sandbox the files of the snapshot's disks, to which nobody writes: hard links, or
+/// copies if the sandbox's directory is on another file system.
 ///
 /// # Errors
-/// [`Error::File`].
+/// [`Error::File`] if a file cannot be linked or copied.
 pub(crate) async fn link(node: &Node, sandbox: &Sandbox, template: &Template) -> Result<()> {
     let Manifest { name, snapshot, .. } = &template.manifest;
     let (from, to) = (node.templates.place(name), sandbox.store.dir().to_owned());
@@ -136,6 +151,10 @@ pub(crate) async fn link(node: &Node, sandbox: &Sandbox, template: &Template) ->
         .await
 }
 
+/// Makes the file `to` a hard link to `from`, or a copy if `from` is on another file system.
+///
+/// # Errors
+/// [`Error::File`].
 pub(crate) fn link_one(from: &Path, to: &Path) -> Result<()> {
     match std::fs::hard_link(from, to) {
         Err(error) if error.kind() == std::io::ErrorKind::CrossesDevices => {
@@ -153,7 +172,7 @@ pub(crate) mod tests {
     use crate::templates::DiskFile;
     use crate::templates::manifest::tests::manifest;
 
-    /// Returns a snapshot with a volume of its own, and one of the host.
+    /// Returns a snapshot with a volume of its own and a volume of the host.
     pub(crate) fn snapshot() -> Snapshot {
         let record = record_of(SandboxState::Running);
         let volume = |name: &str, overlay| Volume {
