@@ -105,7 +105,7 @@ soak: build ## the end-to-end tests with the programs that are installed; fuzz e
 	@# In virtual time: many forks at once keep an emulated processor busy for longer than an agent may take to answer.
 	SLIPWAY_LAB_LIMIT=14400 lab/kvm-host --icount --test 13-template-auto --test 14-forks --set SLIPWAY_FORKS_IN_ROW=50 --set SLIPWAY_FORKS_AT_ONCE=20 \
 	    $(TARGET)/release/slipway || [ $$? = 77 ]
-	SLIPWAY_LAB_LIMIT=14400 lab/kvm-host --test 12-bound-memory --test 13-template-memory --test 14-fork-sockets --test 15-fork-kills --test 16-snapshots --test 17-snapshot-kills --test 19-image-templates --test 40-crash --test 41-start-kills --test 42-plug-kills --test 47-network-restart --test 65-free-pages --test 65-memory \
+	SLIPWAY_LAB_LIMIT=14400 lab/kvm-host --test 12-bound-memory --test 13-templates --test 13-template-memory --test 14-fork-sockets --test 15-fork-kills --test 16-snapshots --test 17-snapshot-kills --test 19-image-templates --test 40-crash --test 41-start-kills --test 42-plug-kills --test 47-network-restart --test 65-free-pages --test 65-memory \
 	    --set SLIPWAY_KILLS=40 --set SLIPWAY_SOAK=1 $(TARGET)/release/slipway || [ $$? = 77 ]
 	SLIPWAY_LAB_LIMIT=14400 lab/kvm-host --hardware --test 69-hardware --test 69-hardware-memory --test 69-hardware-bench --test 75-pod-hardware --test 78-pod-memory \
 	    --set SLIPWAY_HARDWARE_CYCLES=100 $(TARGET)/release/slipway || [ $$? = 77 ]
