@@ -128,9 +128,10 @@ impl Function for HardwareFunction {
     }
 
     fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
+        let is_off = self.is_off();
         match &mut self.msix {
             Some(msix) if msix.holds(bar, offset, from.len()) => msix.write(bar, offset, from),
-            _ if self.is_off() => {}
+            _ if is_off => {}
             _ => {
                 // A write that fails is dropped, as on a bus.
                 let _ = self.device.write(bar.into(), offset, from);
