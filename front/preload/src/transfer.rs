@@ -58,6 +58,30 @@ fn once(next: &AtomicPtr<u8>) -> Option<*mut u8> {
     Some(at)
 }
 
+/// Leaves `errno` to the next call if it is that of a reset: a call that has moved bytes returns
+/// their number, and the kernel reports the reset afterwards. Otherwise a program would take what it
+/// received for the whole stream.
+pub fn leave_to_next(endpoint: &Endpoint, errno: Errno) {
+    if errno == Errno::CONNRESET {
+        endpoint.set(option::TOLD, false);
+    }
+}
+
+/// Returns `outcome`, that of a piece of a call, and notes in `moved` whether the call has moved
+/// bytes. If it had before, the error of a reset is left to the next call.
+pub fn after_piece(
+    endpoint: &Endpoint,
+    moved: &mut bool,
+    outcome: Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    match outcome {
+        Ok(count) => *moved |= count > 0,
+        Err(errno) if *moved => leave_to_next(endpoint, errno),
+        Err(_) => {}
+    }
+    outcome
+}
+
 /// Sends all of `bytes`, or as much as fits without waiting on a non-blocking socket or call.
 pub fn send_all(fd: c_int, stream: &Stream, bytes: &[u8], flags: c_int) -> Result<usize, Errno> {
     let endpoint = &stream.endpoint;
@@ -93,6 +117,7 @@ pub fn send_all(fd: c_int, stream: &Stream, bytes: &[u8], flags: c_int) -> Resul
         }
     };
     if done > 0 {
+        leave_to_next(endpoint, failed);
         return Ok(done);
     }
     if failed == Errno::PIPE && flags & libc::MSG_NOSIGNAL == 0 {
@@ -140,7 +165,11 @@ pub fn recv_all(fd: c_int, stream: &Stream, into: &mut [u8], flags: c_int) -> Re
             break errno;
         }
     };
-    if done > 0 { Ok(done) } else { Err(failed) }
+    if done > 0 {
+        leave_to_next(endpoint, failed);
+        return Ok(done);
+    }
+    Err(failed)
 }
 
 /// `MSG_TRUNC`: receives bytes and discards them (tcp(7)).
@@ -153,7 +182,10 @@ pub fn discard(fd: c_int, stream: &Stream, length: usize, flags: c_int) -> Resul
         match recv_all(fd, stream, &mut piece[..room], more) {
             Ok(0) => break,
             Ok(count) => done += count,
-            Err(_) if done > 0 => break,
+            Err(errno) if done > 0 => {
+                leave_to_next(&stream.endpoint, errno);
+                break;
+            }
             Err(errno) => return Err(errno),
         }
     }

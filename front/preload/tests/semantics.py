@@ -141,6 +141,16 @@ def resets():
     settle(a, select.POLLERR, ALL)
     print(errno.errorcode.get(a.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)))
     print(a.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), attempt(a.recv, 10))
+    # A call that receives something leaves the reset to the next one.
+    for receive in (lambda sock: sock.recv(10, socket.MSG_WAITALL),
+                    lambda sock: sock.recvmsg_into([bytearray(3), bytearray(9)])[0]):
+        a, b = pair()
+        b.sendall(b"abc")
+        settle(a, select.POLLIN, select.POLLIN)
+        b.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        b.close()
+        settle(a, select.POLLERR, ALL)
+        print(attempt(receive, a), attempt(a.recv, 10), attempt(a.recv, 10))
 
 
 def pipes():
