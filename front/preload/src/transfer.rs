@@ -172,9 +172,16 @@ pub fn recv_all(fd: c_int, stream: &Stream, into: &mut [u8], flags: c_int) -> Re
     Err(failed)
 }
 
-/// `MSG_TRUNC`: receives bytes and discards them (tcp(7)).
+/// `MSG_TRUNC`: receives bytes and discards them (tcp(7)). With `MSG_PEEK` it only counts those that
+/// have arrived, up to `length`.
 pub fn discard(fd: c_int, stream: &Stream, length: usize, flags: c_int) -> Result<usize, Errno> {
     let mut piece = [0; PIECE];
+    if flags & libc::MSG_PEEK != 0 && length > 0 {
+        let seen = recv_all(fd, stream, &mut piece[..length.min(PIECE)], flags)?;
+        // An end has no bytes behind it.
+        let all = if seen > 0 { stream.endpoint.arrived() } else { 0 };
+        return Ok(all.min(length).max(seen));
+    }
     let mut done = 0;
     while done < length {
         let room = (length - done).min(PIECE);

@@ -93,6 +93,11 @@ def plain():
     print(os.read(b.fileno(), 100))
     a.sendall(b"peeked")
     print(b.recv(3, socket.MSG_PEEK), b.recv(100))
+    a.sendall(b"counted")
+    settle(b, select.POLLIN, select.POLLIN)
+    for length in (100, 4):
+        print(b.recv_into(bytearray(length), 0, socket.MSG_PEEK | socket.MSG_TRUNC))
+    print(b.recv_into(bytearray(5), 0, socket.MSG_TRUNC), b.recv(100))
     threading.Timer(0.1, a.sendall, [b"b" * 5]).start()
     a.sendall(b"a" * 5)
     print(b.recv(10, socket.MSG_WAITALL))
