@@ -95,6 +95,10 @@ def plain():
     print(b.recv(3, socket.MSG_PEEK), b.recv(100))
     a.sendall(b"counted")
     settle(b, select.POLLIN, select.POLLIN)
+    poller, events = select.poll(), select.epoll()
+    poller.register(b, select.POLLRDNORM | select.POLLWRNORM)
+    events.register(b, select.EPOLLRDNORM | select.EPOLLET)
+    print([bits for _, bits in poller.poll(100_000)], [bits for _, bits in events.poll(100)])
     for length in (100, 4):
         print(b.recv_into(bytearray(length), 0, socket.MSG_PEEK | socket.MSG_TRUNC))
     print(b.recv_into(bytearray(5), 0, socket.MSG_TRUNC), b.recv(100))
