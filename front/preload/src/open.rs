@@ -1,7 +1,7 @@
 //! Connections and listeners begin and end: connect(2), listen(2), accept(2), shutdown(2).
 
 use std::os::fd::{AsRawFd, IntoRawFd};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use libc::{c_int, c_long, socklen_t};
 use slipway_socket::hidden::{self, Hidden};
@@ -13,7 +13,7 @@ use crate::fds::{self, DescriptorKind, Ref, Stream};
 use crate::listener::Listener;
 use crate::real::{self, sys};
 use crate::signals::{interrupted, restarts};
-use crate::time::timespec_of;
+use crate::time::{after_timeout, timespec_of};
 use crate::{attach, epoll, session};
 
 /// Returns the local address of a kernel socket.
@@ -118,7 +118,7 @@ pub fn listen(fd: c_int, backlog: c_int) {
 
 fn try_listen(fd: c_int, backlog: c_int, domain: c_int) {
     let flags = sys!(SYS_fcntl, fd, libc::F_GETFL, 0) as c_int;
-    let timeout = crate::options::timeout_of(fd, libc::SO_RCVTIMEO) as i32;
+    let timeout = crate::options::timeout_of(fd, libc::SO_RCVTIMEO) as u32;
     let Some(listener) = register(fd, backlog, domain, flags & libc::O_NONBLOCK != 0, timeout)
     else {
         return;
@@ -166,7 +166,7 @@ fn register(
     backlog: c_int,
     domain: c_int,
     nonblock: bool,
-    timeout: i32,
+    timeout: u32,
 ) -> Option<Listener> {
     let family = attach::family()?;
     let at = own_address(fd)?;
@@ -183,7 +183,7 @@ fn register(
         }
     };
     let eventfd = Hidden::new(listening.eventfd).ok()?;
-    let (number, timeout) = (listening.listener, AtomicI32::new(timeout));
+    let (number, timeout) = (listening.listener, AtomicU32::new(timeout));
     let (not_before, nonblocking) = (AtomicU64::new(0), nonblock.into());
     let listener = Listener {
         family,
@@ -218,11 +218,7 @@ pub fn accept(
     flags: c_int,
     mut kernel: impl FnMut() -> c_long,
 ) -> Result<Accepted, Errno> {
-    let milliseconds = listener.timeout.load(Ordering::Relaxed);
-    let until = match milliseconds {
-        0 => Deadline::NEVER,
-        some => Deadline::after(some as u64 * 1_000_000),
-    };
+    let until = after_timeout(listener.timeout.load(Ordering::Relaxed));
     loop {
         if let Some(new) = take_ours(listener, flags)? {
             let object = fds::get(new).ok_or(Errno::BADF)?;
