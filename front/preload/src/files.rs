@@ -5,7 +5,7 @@ use slipway_socket::{Errno, Half};
 
 use crate::fds;
 use crate::real::{self, sys};
-use crate::transfer::{PIECE, deadline, leave_to_next, may_wait, recv_all, send_all, wait};
+use crate::transfer::{PIECE, deadline, may_wait, recv_all, send_all, wait};
 
 /// Sends `count` bytes of `file` from the offset `given` on, or else from the file's position,
 /// either of which is moved by what was sent.
@@ -44,7 +44,7 @@ pub fn send_file(
                 }
             }
             Err(errno) if done > 0 => {
-                leave_to_next(&stream.endpoint, errno);
+                stream.endpoint.leave_reset(errno);
                 break;
             }
             Err(errno) => return Err(errno),

@@ -58,15 +58,6 @@ fn once(next: &AtomicPtr<u8>) -> Option<*mut u8> {
     Some(at)
 }
 
-/// Leaves `errno` to the next call if it is that of a reset: a call that has moved bytes returns
-/// their number, and the kernel reports the reset afterwards. Otherwise a program would take what it
-/// received for the whole stream.
-pub fn leave_to_next(endpoint: &Endpoint, errno: Errno) {
-    if errno == Errno::CONNRESET {
-        endpoint.set(option::TOLD, false);
-    }
-}
-
 /// Returns `outcome`, that of a piece of a call, and notes in `moved` whether the call has moved
 /// bytes. If it had before, the error of a reset is left to the next call.
 pub fn after_piece(
@@ -76,7 +67,7 @@ pub fn after_piece(
 ) -> Result<usize, Errno> {
     match outcome {
         Ok(count) => *moved |= count > 0,
-        Err(errno) if *moved => leave_to_next(endpoint, errno),
+        Err(errno) if *moved => endpoint.leave_reset(errno),
         Err(_) => {}
     }
     outcome
@@ -117,7 +108,7 @@ pub fn send_all(fd: c_int, stream: &Stream, bytes: &[u8], flags: c_int) -> Resul
         }
     };
     if done > 0 {
-        leave_to_next(endpoint, failed);
+        endpoint.leave_reset(failed);
         return Ok(done);
     }
     if failed == Errno::PIPE && flags & libc::MSG_NOSIGNAL == 0 {
@@ -166,7 +157,7 @@ pub fn recv_all(fd: c_int, stream: &Stream, into: &mut [u8], flags: c_int) -> Re
         }
     };
     if done > 0 {
-        leave_to_next(endpoint, failed);
+        endpoint.leave_reset(failed);
         return Ok(done);
     }
     Err(failed)
@@ -190,7 +181,7 @@ pub fn discard(fd: c_int, stream: &Stream, length: usize, flags: c_int) -> Resul
             Ok(0) => break,
             Ok(count) => done += count,
             Err(errno) if done > 0 => {
-                leave_to_next(&stream.endpoint, errno);
+                stream.endpoint.leave_reset(errno);
                 break;
             }
             Err(errno) => return Err(errno),

@@ -287,6 +287,15 @@ impl Endpoint {
         if self.set(option::TOLD, true) { later } else { Errno::CONNRESET }
     }
 
+    /// Leaves `errno` to the next call if it is the error of a reset, for a caller that has moved
+    /// bytes before and returns their number: the kernel's calls report a reset afterwards. Without
+    /// it, the next call would return the end of the stream, as if all bytes had come.
+    pub fn leave_reset(&self, errno: Errno) {
+        if errno == Errno::CONNRESET {
+            self.set(option::TOLD, false);
+        }
+    }
+
     /// Returns and clears the error for getsockopt(2): `ECONNRESET`, if the program was not told of
     /// the reset yet.
     pub fn take_error(&self) -> Option<Errno> {

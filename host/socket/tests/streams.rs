@@ -128,6 +128,21 @@ fn what_was_left_unread_resets_the_other_side_once() {
     assert_eq!(client.endpoint.send(b"x"), Err(Errno::PIPE));
 }
 
+/// A call that moved bytes before it met the reset leaves the reset to the next one.
+#[test]
+fn a_reset_that_is_left_is_told_of_once_more() {
+    let world = World::new();
+    let (client, server) = world.pair();
+    send(&client, b"nobody reads this");
+    server.endpoint.close();
+    for _ in 0..2 {
+        assert_eq!(client.endpoint.recv(&mut [0; 8]), Err(Errno::CONNRESET));
+        client.endpoint.leave_reset(Errno::AGAIN);
+        assert_eq!(client.endpoint.recv(&mut [0; 8]), Ok(0));
+        client.endpoint.leave_reset(Errno::CONNRESET);
+    }
+}
+
 #[test]
 fn a_sleeper_is_woken_by_data_room_and_the_end() {
     let world = World::new();

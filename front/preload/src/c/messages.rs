@@ -7,7 +7,7 @@ use super::guard::guard;
 use super::memory::{bytes, iovecs, room};
 use crate::fds::{self, Stream};
 use crate::real::sys;
-use crate::transfer::{after_piece, discard, leave_to_next, recv_all, send_all};
+use crate::transfer::{after_piece, discard, recv_all, send_all};
 use crate::vectors;
 
 /// The most messages of a call.
@@ -214,7 +214,7 @@ pub unsafe extern "C" fn recvmmsg(
             // SAFETY: the caller guarantees valid pointers.
             let got = unsafe { recv_message(fd, &object, &raw mut message.msg_hdr, how) };
             if let (Err(errno), false, Some(stream)) = (got, is_first, object.stream()) {
-                leave_to_next(&stream.endpoint, errno);
+                stream.endpoint.leave_reset(errno);
             }
             let got = got?;
             // No bytes mean the end of the stream, which counts as a message only if it is the
