@@ -99,6 +99,7 @@ def plain():
     poller.register(b, select.POLLRDNORM | select.POLLWRNORM)
     events.register(b, select.EPOLLRDNORM | select.EPOLLET)
     print([bits for _, bits in poller.poll(100_000)], [bits for _, bits in events.poll(100)])
+    print(b.recvmsg_into([bytearray(3), bytearray(9)], 0, socket.MSG_PEEK)[0])
     for length in (100, 4):
         print(b.recv_into(bytearray(length), 0, socket.MSG_PEEK | socket.MSG_TRUNC))
     print(b.recv_into(bytearray(5), 0, socket.MSG_TRUNC), b.recv(100))

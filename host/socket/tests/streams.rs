@@ -95,6 +95,10 @@ fn bytes_arrive_and_the_end_after_them() {
     assert_eq!(server.endpoint.recv(&mut [0; 8]), Ok(0));
     assert_eq!(client.endpoint.send(b"x"), Err(Errno::PIPE));
     send(&server, b"still");
+    let mut seen = [0; 8];
+    assert_eq!(client.endpoint.peek(&mut seen[..2]), Ok(2));
+    assert_eq!(client.endpoint.peek_behind(2, &mut seen[2..]), 3);
+    assert_eq!((&seen[..5], client.endpoint.peek_behind(5, &mut [0; 1])), (&b"still"[..], 0));
     assert_eq!(all(&client, 5), b"still");
     assert_eq!(client.endpoint.counts(), (5, 5));
     server.endpoint.close();

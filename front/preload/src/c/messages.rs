@@ -56,7 +56,10 @@ unsafe fn recv_vectors(
     // SAFETY: the caller guarantees valid pointers.
     let all = filled(pieces).map(|piece| unsafe { room(piece.iov_base, piece.iov_len) });
     let mut moved = false;
-    vectors::receive(all, flags, |room, flags| {
+    vectors::receive(all, flags, |room, flags, skip| {
+        if skip > 0 {
+            return Ok(stream.endpoint.peek_behind(skip, room));
+        }
         after_piece(&stream.endpoint, &mut moved, recv_all(fd, stream, room, flags))
     })
 }
