@@ -41,6 +41,16 @@ pub fn connect(fd: c_int, to: Option<Address>) -> Result<bool, Errno> {
     }
 }
 
+/// Carries out connect(2) for a connection of ours: the first one after that which returned
+/// `EINPROGRESS` succeeds, as the kernel's does. Returns 0, which is the call's result.
+///
+/// # Errors
+/// `EISCONN` for all others.
+pub fn connect_again(object: &Ref) -> Result<usize, Errno> {
+    let stream = object.stream().ok_or(Errno::NOTSOCK)?;
+    if stream.endpoint.set(option::CONNECTING, false) { Ok(0) } else { Err(Errno::ISCONN) }
+}
+
 /// Connects through the engine. Returns whether the socket is non-blocking; the program then
 /// expects `EINPROGRESS`.
 fn try_connect(fd: c_int, to: Address, domain: c_int) -> Result<bool, NotConnected> {
@@ -55,6 +65,7 @@ fn try_connect(fd: c_int, to: Address, domain: c_int) -> Result<bool, NotConnect
     let cloexec = sys!(SYS_fcntl, fd, libc::F_GETFD, 0) as c_int & libc::FD_CLOEXEC != 0;
     let nonblock = flags & libc::O_NONBLOCK != 0;
     endpoint.set(option::NONBLOCK, nonblock);
+    endpoint.set(option::CONNECTING, nonblock);
     endpoint.set(option::SIX, domain == libc::AF_INET6);
     crate::options::take_over(fd, &endpoint);
     let how = if cloexec { libc::O_CLOEXEC } else { 0 };

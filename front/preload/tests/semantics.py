@@ -198,6 +198,7 @@ def nonblocking():
     print(errno.errorcode.get(client.connect_ex(server.getsockname())))
     print(settle(client, select.POLLOUT, select.POLLOUT))
     print(client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+    print([errno.errorcode.get(client.connect_ex(server.getsockname())) for _ in range(2)])
     select.select([server], [], [], 100)
     accepted, _ = server.accept()
     print(accepted.getblocking(), fcntl.fcntl(client, fcntl.F_GETFL) & os.O_NONBLOCK != 0)
