@@ -39,7 +39,7 @@ unsafe fn wait(
 ) -> Option<c_int> {
     let known = fds::get(set)?;
     let DescriptorKind::Epoll(own) = known.kind() else { return None };
-    let most = usize::try_from(most).ok().filter(|most| (1..1 << 20).contains(most))?;
+    let most = epoll::room_for(most)?;
     if events.is_null() {
         return None;
     }

@@ -55,7 +55,7 @@ use ready::Found;
 
 pub use control::{became_listener, became_ours, carry_out, forget, touch};
 pub use forking::{Locked, hold_all};
-pub use wait::{Waited, wait};
+pub use wait::{Waited, room_for, wait};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const ONCE: u32 = libc::EPOLLONESHOT as u32;
