@@ -25,14 +25,16 @@ pub fn own_address(fd: c_int) -> Option<Address> {
 }
 
 /// Connects the socket `fd` through the engine, if `to` is an address with a listener that the
-/// engine knows. Returns `false` if the socket is left to the kernel.
+/// engine knows, beside the family in which the program wrote the address. Returns `false` if the
+/// socket is left to the kernel, which refuses an address of another family than the socket's.
 ///
 /// # Errors
 /// The errors of connect(2): `EINPROGRESS` if the socket is connected now and non-blocking, as
 /// programs expect.
-pub fn connect(fd: c_int, to: Option<Address>) -> Result<bool, Errno> {
-    let Some(to) = to.filter(|to| to.port != 0) else { return Ok(false) };
-    let Some(domain) = real::tcp_domain(fd) else { return Ok(false) };
+pub fn connect(fd: c_int, to: Option<(c_int, Address)>) -> Result<bool, Errno> {
+    let Some((family, to)) = to.filter(|(_, to)| to.port != 0) else { return Ok(false) };
+    let domain = real::tcp_domain(fd).filter(|domain| *domain == family);
+    let Some(domain) = domain else { return Ok(false) };
     match try_connect(fd, to, domain) {
         Ok(true) => Err(Errno::INPROGRESS),
         Ok(false) => Ok(true),
@@ -352,8 +354,10 @@ mod tests {
     #[test]
     fn what_is_no_tcp_socket_or_has_no_address_is_the_kernels() {
         assert_eq!(connect(-1, None), Ok(false));
-        assert_eq!(connect(-1, Some(Address::v4([127, 0, 0, 1], 0))), Ok(false));
-        assert_eq!(connect(-1, Some(Address::v4([127, 0, 0, 1], 80))), Ok(false));
+        for port in [0, 80] {
+            let to = Some((libc::AF_INET, Address::v4([127, 0, 0, 1], port)));
+            assert_eq!(connect(-1, to), Ok(false));
+        }
         assert_eq!((own_address(-1), is_connected(-1)), (None, false));
     }
 

@@ -183,6 +183,16 @@ def refusals():
     print(attempt(sock.connect, at))
     # An engine looks at a listener's socket, and must not have it open for longer than the program.
     print({attempt(socket.socket().connect, closed()) for _ in range(300)})
+    # A name of the other family.
+    import ctypes
+    connect = ctypes.CDLL(None, use_errno=True).connect
+    for family, other in ((socket.AF_INET, socket.AF_INET6), (socket.AF_INET6, socket.AF_INET)):
+        server, sock = listener(other), socket.socket(family)
+        host, port = server.getsockname()[:2]
+        ip = socket.inet_pton(other, host)
+        ip = ip + bytes(8) if other == socket.AF_INET else bytes(4) + ip + bytes(4)
+        name = struct.pack("=HH", other, socket.htons(port)) + ip
+        print(connect(sock.fileno(), name, len(name)), errno.errorcode.get(ctypes.get_errno()))
     a, b = pair()
     print(attempt(a.connect, at), attempt(a.bind, at), attempt(a.listen), attempt(a.accept))
     print(attempt(b.send, b"x", socket.MSG_OOB) in ("EOPNOTSUPP", "ENOTSUP", 1))
