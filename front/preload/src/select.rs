@@ -78,8 +78,8 @@ fn is_in(set: Option<&[Cell<c_ulong>]>, fd: c_int) -> bool {
     set.and_then(|set| place(set, fd)).is_some_and(|(word, bit)| word.get() & bit != 0)
 }
 
-/// Returns the length of time of select(2) in the format of pselect(2). As in the kernel, a second or
-/// more of microseconds counts as seconds.
+/// Returns the length of time of select(2) in the format of pselect(2). As in the kernel, a second
+/// or more of microseconds counts as seconds.
 pub fn timespec_of(time: &timeval) -> timespec {
     let (seconds, rest) = (time.tv_usec / 1_000_000, time.tv_usec % 1_000_000);
     timespec { tv_sec: time.tv_sec.saturating_add(seconds), tv_nsec: rest * 1000 }

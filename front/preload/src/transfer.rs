@@ -163,8 +163,8 @@ pub fn recv_all(fd: c_int, stream: &Stream, into: &mut [u8], flags: c_int) -> Re
     Err(failed)
 }
 
-/// `MSG_TRUNC`: receives bytes and discards them (tcp(7)). With `MSG_PEEK` it only counts those that
-/// have arrived, up to `length`.
+/// `MSG_TRUNC`: receives bytes and discards them (tcp(7)). With `MSG_PEEK` it only counts those
+/// that have arrived, up to `length`.
 pub fn discard(fd: c_int, stream: &Stream, length: usize, flags: c_int) -> Result<usize, Errno> {
     let mut piece = [0; PIECE];
     if flags & libc::MSG_PEEK != 0 && length > 0 {
