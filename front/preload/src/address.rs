@@ -10,10 +10,15 @@ pub const LONGEST: usize = size_of::<sockaddr_in6>();
 /// `sockaddr_in6`. The kernel takes it, too (`SIN6_LEN_RFC2133`).
 const SHORT_V6: usize = 24;
 
+/// Reads the family of the address in `bytes`. Returns `None` if `bytes` are too few.
+pub fn family(bytes: &[u8]) -> Option<c_int> {
+    bytes.first_chunk().map(|family| c_int::from(u16::from_ne_bytes(*family)))
+}
+
 /// Reads the IP address and the port in `bytes`. Returns `None` if the address is of another family
 /// or `bytes` are too few for its family.
 pub fn read(bytes: &[u8]) -> Option<Address> {
-    let family = c_int::from(u16::from_ne_bytes(*bytes.first_chunk()?));
+    let family = family(bytes)?;
     if family == libc::AF_INET && bytes.len() >= size_of::<sockaddr_in>() {
         let ip = std::array::from_fn(|at| bytes[4 + at]);
         return Some(Address::v4(ip, u16::from_be_bytes([bytes[2], bytes[3]])));
@@ -76,6 +81,8 @@ mod tests {
             let name = Name::new(address, domain);
             assert_eq!(name.length(), size);
             assert_eq!(read(name.cut(size)), Some(address));
+            assert_eq!(family(name.cut(size)), Some(domain));
+            assert_eq!(family(name.cut(1)), None);
         }
     }
 

@@ -43,7 +43,10 @@ pub fn send_file(
                     break;
                 }
             }
-            Err(_) if done > 0 => break,
+            Err(errno) if done > 0 => {
+                stream.endpoint.leave_reset(errno);
+                break;
+            }
             Err(errno) => return Err(errno),
         }
     }

@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use libc::c_int;
 use slipway_socket::hidden::{self, Hidden, Survivor};
@@ -112,7 +112,7 @@ fn listeners(family: &Arc<Family>, mut sockets: Vec<c_int>) {
             not_before: 0.into(),
             domain: real::tcp_domain(fd).unwrap_or(libc::AF_INET),
             nonblock: AtomicBool::new(flags & libc::O_NONBLOCK != 0),
-            timeout: AtomicI32::new(crate::options::timeout_of(fd, libc::SO_RCVTIMEO) as i32),
+            timeout: AtomicU32::new(crate::options::timeout_of(fd, libc::SO_RCVTIMEO) as u32),
         };
         let object = fds::make(DescriptorKind::Listener(listener));
         its.iter().for_each(|fd| fds::put(*fd, &object));

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use libc::c_int;
 use slipway_socket::Family;
@@ -25,7 +25,7 @@ pub struct Listener {
     /// The program's own `O_NONBLOCK` setting.
     pub nonblock: AtomicBool,
     /// `SO_RCVTIMEO` in milliseconds, read when the socket began to listen.
-    pub timeout: AtomicI32,
+    pub timeout: AtomicU32,
 }
 
 impl Listener {

@@ -1,7 +1,7 @@
 //! Connections and listeners begin and end: connect(2), listen(2), accept(2), shutdown(2).
 
 use std::os::fd::{AsRawFd, IntoRawFd};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use libc::{c_int, c_long, socklen_t};
 use slipway_socket::hidden::{self, Hidden};
@@ -13,7 +13,7 @@ use crate::fds::{self, DescriptorKind, Ref, Stream};
 use crate::listener::Listener;
 use crate::real::{self, sys};
 use crate::signals::{interrupted, restarts};
-use crate::time::timespec_of;
+use crate::time::{after_timeout, timespec_of};
 use crate::{attach, epoll, session};
 
 /// Returns the local address of a kernel socket.
@@ -25,20 +25,32 @@ pub fn own_address(fd: c_int) -> Option<Address> {
 }
 
 /// Connects the socket `fd` through the engine, if `to` is an address with a listener that the
-/// engine knows. Returns `false` if the socket is left to the kernel.
+/// engine knows, beside the family in which the program wrote the address. Returns `false` if the
+/// socket is left to the kernel, which refuses an address of another family than the socket's.
 ///
 /// # Errors
 /// The errors of connect(2): `EINPROGRESS` if the socket is connected now and non-blocking, as
 /// programs expect.
-pub fn connect(fd: c_int, to: Option<Address>) -> Result<bool, Errno> {
-    let Some(to) = to.filter(|to| to.port != 0) else { return Ok(false) };
-    let Some(domain) = real::tcp_domain(fd) else { return Ok(false) };
+pub fn connect(fd: c_int, to: Option<(c_int, Address)>) -> Result<bool, Errno> {
+    let Some((family, to)) = to.filter(|(_, to)| to.port != 0) else { return Ok(false) };
+    let domain = real::tcp_domain(fd).filter(|domain| *domain == family);
+    let Some(domain) = domain else { return Ok(false) };
     match try_connect(fd, to, domain) {
         Ok(true) => Err(Errno::INPROGRESS),
         Ok(false) => Ok(true),
         Err(NotConnected::NotOurs) => Ok(false),
         Err(NotConnected::Failed(errno)) => Err(errno),
     }
+}
+
+/// Carries out connect(2) for a connection of ours: the first one after that which returned
+/// `EINPROGRESS` succeeds, as the kernel's does. Returns 0, which is the call's result.
+///
+/// # Errors
+/// `EISCONN` for all others.
+pub fn connect_again(object: &Ref) -> Result<usize, Errno> {
+    let stream = object.stream().ok_or(Errno::NOTSOCK)?;
+    if stream.endpoint.set(option::CONNECTING, false) { Ok(0) } else { Err(Errno::ISCONN) }
 }
 
 /// Connects through the engine. Returns whether the socket is non-blocking; the program then
@@ -55,6 +67,7 @@ fn try_connect(fd: c_int, to: Address, domain: c_int) -> Result<bool, NotConnect
     let cloexec = sys!(SYS_fcntl, fd, libc::F_GETFD, 0) as c_int & libc::FD_CLOEXEC != 0;
     let nonblock = flags & libc::O_NONBLOCK != 0;
     endpoint.set(option::NONBLOCK, nonblock);
+    endpoint.set(option::CONNECTING, nonblock);
     endpoint.set(option::SIX, domain == libc::AF_INET6);
     crate::options::take_over(fd, &endpoint);
     let how = if cloexec { libc::O_CLOEXEC } else { 0 };
@@ -118,7 +131,7 @@ pub fn listen(fd: c_int, backlog: c_int) {
 
 fn try_listen(fd: c_int, backlog: c_int, domain: c_int) {
     let flags = sys!(SYS_fcntl, fd, libc::F_GETFL, 0) as c_int;
-    let timeout = crate::options::timeout_of(fd, libc::SO_RCVTIMEO) as i32;
+    let timeout = crate::options::timeout_of(fd, libc::SO_RCVTIMEO) as u32;
     let Some(listener) = register(fd, backlog, domain, flags & libc::O_NONBLOCK != 0, timeout)
     else {
         return;
@@ -166,7 +179,7 @@ fn register(
     backlog: c_int,
     domain: c_int,
     nonblock: bool,
-    timeout: i32,
+    timeout: u32,
 ) -> Option<Listener> {
     let family = attach::family()?;
     let at = own_address(fd)?;
@@ -183,7 +196,7 @@ fn register(
         }
     };
     let eventfd = Hidden::new(listening.eventfd).ok()?;
-    let (number, timeout) = (listening.listener, AtomicI32::new(timeout));
+    let (number, timeout) = (listening.listener, AtomicU32::new(timeout));
     let (not_before, nonblocking) = (AtomicU64::new(0), nonblock.into());
     let listener = Listener {
         family,
@@ -218,11 +231,7 @@ pub fn accept(
     flags: c_int,
     mut kernel: impl FnMut() -> c_long,
 ) -> Result<Accepted, Errno> {
-    let milliseconds = listener.timeout.load(Ordering::Relaxed);
-    let until = match milliseconds {
-        0 => Deadline::NEVER,
-        some => Deadline::after(some as u64 * 1_000_000),
-    };
+    let until = after_timeout(listener.timeout.load(Ordering::Relaxed));
     loop {
         if let Some(new) = take_ours(listener, flags)? {
             let object = fds::get(new).ok_or(Errno::BADF)?;
@@ -345,8 +354,10 @@ mod tests {
     #[test]
     fn what_is_no_tcp_socket_or_has_no_address_is_the_kernels() {
         assert_eq!(connect(-1, None), Ok(false));
-        assert_eq!(connect(-1, Some(Address::v4([127, 0, 0, 1], 0))), Ok(false));
-        assert_eq!(connect(-1, Some(Address::v4([127, 0, 0, 1], 80))), Ok(false));
+        for port in [0, 80] {
+            let to = Some((libc::AF_INET, Address::v4([127, 0, 0, 1], port)));
+            assert_eq!(connect(-1, to), Ok(false));
+        }
         assert_eq!((own_address(-1), is_connected(-1)), (None, false));
     }
 

@@ -299,7 +299,7 @@ fn field<const N: usize>(value: &[u8], at: usize) -> Result<[u8; N], Errno> {
 /// Follows a setsockopt(2) that the kernel made for a listener.
 pub fn follow(listener: &Listener, fd: c_int) {
     let time = timeout_of(fd, libc::SO_RCVTIMEO);
-    listener.timeout.store(time as i32, Ordering::Relaxed);
+    listener.timeout.store(time as u32, Ordering::Relaxed);
 }
 
 /// Returns the result of fcntl(2)'s `F_GETFL`. Returns `None` for a descriptor whose flags are the

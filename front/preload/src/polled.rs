@@ -6,6 +6,8 @@
 
 use libc::{c_int, pollfd};
 
+use crate::polling::READ;
+
 /// The number of descriptors that are polled without allocating.
 const FEW: usize = 32;
 const NOTHING: pollfd = pollfd { fd: -1, events: 0, revents: 0 };
@@ -85,7 +87,8 @@ impl Polled {
                     Role::Stream(object)
                 }
                 SetOwner::Listener(fd) => {
-                    let events = polled.events & (libc::POLLIN | libc::POLLRDNORM);
+                    // An eventfd has no other event for this.
+                    let events = if polled.events & READ != 0 { libc::POLLIN } else { 0 };
                     Role::Listener(list.push(pollfd { fd, events, revents: 0 }))
                 }
             };
@@ -123,7 +126,9 @@ impl Polled {
                     continue;
                 }
                 Role::Listener(second) => {
-                    polled.revents = list[at].revents | list[second].revents;
+                    let queue = list[second].revents;
+                    let waits = if queue & libc::POLLIN != 0 { polled.events & READ } else { 0 };
+                    polled.revents = list[at].revents | queue & !libc::POLLIN | waits;
                 }
                 Role::Kernels => polled.revents = list[at].revents,
             }
@@ -224,5 +229,11 @@ mod tests {
         assert_eq!(list.said(engine), 0);
         assert_eq!(list.tell(&mut polled, |_, _| panic!("no connection is in the set")), 1);
         assert_eq!((polled[0].revents, polled[1].revents), (POLLIN, 0));
+        polled[0].events = libc::POLLRDNORM;
+        let mut list = Polled::new(&polled[..1], |_| SetOwner::Listener(7));
+        assert_eq!(list.list()[1].events, POLLIN, "an eventfd has no POLLRDNORM");
+        kernel(list.list(), &[7]);
+        assert_eq!(list.tell(&mut polled[..1], |_, _| panic!("no connection is in the set")), 1);
+        assert_eq!(polled[0].revents, libc::POLLRDNORM);
     }
 }

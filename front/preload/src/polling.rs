@@ -15,6 +15,10 @@ use crate::real::{self, sys};
 use crate::session;
 use crate::time::timespec_of;
 
+/// Events for bytes that have arrived, or an end.
+pub const READ: i16 = libc::POLLIN | libc::POLLRDNORM;
+/// Events for room to send.
+const WRITE: i16 = libc::POLLOUT | libc::POLLWRNORM;
 /// Events that poll(2) reports without being asked for them.
 const ALWAYS: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 /// The longest sleep in nanoseconds. Another thread may drain a connection's eventfd before this
@@ -182,10 +186,10 @@ fn arm(set: &[pollfd]) -> bool {
 fn wishes(object: &Ref, events: i16, mut wish: impl FnMut(&Endpoint, Half, usize)) {
     let Some(stream) = object.stream() else { return };
     let endpoint = &stream.endpoint;
-    if events & libc::POLLOUT != 0 {
+    if events & WRITE != 0 {
         wish(endpoint, Half::Sending, 1);
     }
-    let wants = events & (libc::POLLIN | libc::POLLRDNORM) != 0;
+    let wants = events & READ != 0;
     wish(endpoint, Half::Receiving, if wants { 1 } else { endpoint.arrived() + 1 });
 }
 

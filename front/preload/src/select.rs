@@ -78,9 +78,11 @@ fn is_in(set: Option<&[Cell<c_ulong>]>, fd: c_int) -> bool {
     set.and_then(|set| place(set, fd)).is_some_and(|(word, bit)| word.get() & bit != 0)
 }
 
-/// Returns the length of time of select(2) in the format of pselect(2).
+/// Returns the length of time of select(2) in the format of pselect(2). As in the kernel, a second
+/// or more of microseconds counts as seconds.
 pub fn timespec_of(time: &timeval) -> timespec {
-    timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_usec * 1000 }
+    let (seconds, rest) = (time.tv_usec / 1_000_000, time.tv_usec % 1_000_000);
+    timespec { tv_sec: time.tv_sec.saturating_add(seconds), tv_nsec: rest * 1000 }
 }
 
 /// Returns a length of time in nanoseconds in the format of select(2).
@@ -194,5 +196,9 @@ mod tests {
         assert_eq!((left.tv_sec, left.tv_usec), (3, 0));
         let time = timespec_of(&timeval { tv_sec: 1, tv_usec: 999_999 });
         assert_eq!((time.tv_sec, time.tv_nsec), (1, 999_999_000));
+        let time = timespec_of(&timeval { tv_sec: 1, tv_usec: 2_500_000 });
+        assert_eq!((time.tv_sec, time.tv_nsec), (3, 500_000_000));
+        let time = timespec_of(&timeval { tv_sec: i64::MAX, tv_usec: i64::MAX });
+        assert_eq!((time.tv_sec, time.tv_nsec), (i64::MAX, 775_807_000));
     }
 }

@@ -1,12 +1,30 @@
 //! Times in the formats of C.
 
 use libc::{c_int, timespec};
-use slipway_socket::Deadline;
+use slipway_socket::{Deadline, Errno};
+
+/// Nanoseconds of a second.
+const SECOND: u64 = 1_000_000_000;
 
 /// Returns the deadline `time` from now.
-pub fn after(time: &timespec) -> Deadline {
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0).min(1 << 32);
-    Deadline::after(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
+///
+/// # Errors
+/// `EINVAL` if `time` is negative, or its nanoseconds are a second or more.
+pub fn after(time: &timespec) -> Result<Deadline, Errno> {
+    let whole = |number: i64| u64::try_from(number).map_err(|_| Errno::INVAL);
+    let (seconds, nanoseconds) = (whole(time.tv_sec)?, whole(time.tv_nsec)?);
+    if nanoseconds >= SECOND {
+        return Err(Errno::INVAL);
+    }
+    Ok(Deadline::after(seconds.min(1 << 32) * SECOND + nanoseconds))
+}
+
+/// Returns the deadline of a socket's timeout from now. A timeout of 0 ms has no end.
+pub fn after_timeout(milliseconds: u32) -> Deadline {
+    match u64::from(milliseconds) {
+        0 => Deadline::NEVER,
+        some => Deadline::after(some * 1_000_000),
+    }
 }
 
 /// Returns the deadline of a timeout of poll(2) or epoll_wait(2). A negative one has no end.
@@ -29,15 +47,30 @@ mod tests {
     #[test]
     fn a_time_that_no_call_can_wait_for_is_a_long_one() {
         let far = timespec { tv_sec: i64::MAX, tv_nsec: 0 };
-        assert!(after(&far).left().is_some_and(|left| left > 1 << 60));
-        let past = timespec { tv_sec: -1, tv_nsec: -1 };
-        assert!(after(&past).has_passed());
+        assert!(after(&far).unwrap().left().is_some_and(|left| left > 1 << 60));
+        let past = timespec { tv_sec: 0, tv_nsec: 0 };
+        assert!(after(&past).unwrap().has_passed());
+    }
+
+    #[test]
+    fn a_time_that_cannot_be_is_invalid() {
+        let second = SECOND as i64;
+        for (tv_sec, tv_nsec) in [(-1, 0), (0, -1), (1, second), (i64::MAX, i64::MAX)] {
+            assert_eq!(after(&timespec { tv_sec, tv_nsec }), Err(Errno::INVAL));
+        }
+        assert!(after(&timespec { tv_sec: 1, tv_nsec: second - 1 }).is_ok());
+    }
+
+    #[test]
+    fn the_longest_timeout_of_a_socket_is_far() {
+        assert_eq!(after_timeout(0), Deadline::NEVER);
+        assert!(after_timeout(u32::MAX).left().is_some_and(|left| left > 1 << 51));
     }
 
     #[test]
     fn times_at_the_limits_of_their_types_do_not_overflow() {
-        let far = timespec { tv_sec: i64::MAX, tv_nsec: i64::MAX };
-        assert!(after(&far).left().is_some_and(|left| left > 1 << 60));
+        let far = timespec { tv_sec: i64::MAX, tv_nsec: 999_999_999 };
+        assert!(after(&far).unwrap().left().is_some_and(|left| left > 1 << 60));
         assert!(after_milliseconds(c_int::MAX).left().is_some_and(|left| left > 1 << 50));
         assert_eq!(after_milliseconds(c_int::MIN), Deadline::NEVER);
         let longest = timespec_of(u64::MAX);

@@ -58,6 +58,21 @@ fn once(next: &AtomicPtr<u8>) -> Option<*mut u8> {
     Some(at)
 }
 
+/// Returns `outcome`, that of a piece of a call, and notes in `moved` whether the call has moved
+/// bytes. If it had before, the error of a reset is left to the next call.
+pub fn after_piece(
+    endpoint: &Endpoint,
+    moved: &mut bool,
+    outcome: Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    match outcome {
+        Ok(count) => *moved |= count > 0,
+        Err(errno) if *moved => endpoint.leave_reset(errno),
+        Err(_) => {}
+    }
+    outcome
+}
+
 /// Sends all of `bytes`, or as much as fits without waiting on a non-blocking socket or call.
 pub fn send_all(fd: c_int, stream: &Stream, bytes: &[u8], flags: c_int) -> Result<usize, Errno> {
     let endpoint = &stream.endpoint;
@@ -93,6 +108,7 @@ pub fn send_all(fd: c_int, stream: &Stream, bytes: &[u8], flags: c_int) -> Resul
         }
     };
     if done > 0 {
+        endpoint.leave_reset(failed);
         return Ok(done);
     }
     if failed == Errno::PIPE && flags & libc::MSG_NOSIGNAL == 0 {
@@ -140,12 +156,23 @@ pub fn recv_all(fd: c_int, stream: &Stream, into: &mut [u8], flags: c_int) -> Re
             break errno;
         }
     };
-    if done > 0 { Ok(done) } else { Err(failed) }
+    if done > 0 {
+        endpoint.leave_reset(failed);
+        return Ok(done);
+    }
+    Err(failed)
 }
 
-/// `MSG_TRUNC`: receives bytes and discards them (tcp(7)).
+/// `MSG_TRUNC`: receives bytes and discards them (tcp(7)). With `MSG_PEEK` it only counts those
+/// that have arrived, up to `length`.
 pub fn discard(fd: c_int, stream: &Stream, length: usize, flags: c_int) -> Result<usize, Errno> {
     let mut piece = [0; PIECE];
+    if flags & libc::MSG_PEEK != 0 && length > 0 {
+        let seen = recv_all(fd, stream, &mut piece[..length.min(PIECE)], flags)?;
+        // An end has no bytes behind it.
+        let all = if seen > 0 { stream.endpoint.arrived() } else { 0 };
+        return Ok(all.min(length).max(seen));
+    }
     let mut done = 0;
     while done < length {
         let room = (length - done).min(PIECE);
@@ -153,7 +180,10 @@ pub fn discard(fd: c_int, stream: &Stream, length: usize, flags: c_int) -> Resul
         match recv_all(fd, stream, &mut piece[..room], more) {
             Ok(0) => break,
             Ok(count) => done += count,
-            Err(_) if done > 0 => break,
+            Err(errno) if done > 0 => {
+                stream.endpoint.leave_reset(errno);
+                break;
+            }
             Err(errno) => return Err(errno),
         }
     }

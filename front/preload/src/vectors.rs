@@ -52,7 +52,8 @@ pub fn send<'a>(
 
 /// Fills the pieces in turn, each by `receive` with the flags of its call, and stops at the first
 /// that is filled in part only. Waits for the first piece alone, unless `flags` have `MSG_WAITALL`.
-/// No piece is empty. Returns the number of bytes that were received.
+/// `receive` also gets the number of bytes to skip: with `MSG_PEEK` those that earlier pieces have
+/// seen, which are still there. No piece is empty. Returns the number of bytes that were received.
 ///
 /// # Errors
 /// The error of a piece, and that of `receive` for the first piece: later ones end the call with
@@ -60,16 +61,17 @@ pub fn send<'a>(
 pub fn receive<'a>(
     pieces: impl Iterator<Item = Result<&'a mut [u8], Errno>>,
     flags: c_int,
-    mut receive: impl FnMut(&mut [u8], c_int) -> Result<usize, Errno>,
+    mut receive: impl FnMut(&mut [u8], c_int, usize) -> Result<usize, Errno>,
 ) -> Result<usize, Errno> {
     let mut done = 0;
     for piece in pieces {
         let room = piece?;
         let more = done > 0 && flags & libc::MSG_WAITALL == 0;
-        match receive(room, if more { flags | libc::MSG_DONTWAIT } else { flags }) {
+        let skip = if flags & libc::MSG_PEEK != 0 { done } else { 0 };
+        match receive(room, if more { flags | libc::MSG_DONTWAIT } else { flags }, skip) {
             Ok(count) => {
                 done += count;
-                if count < room.len() || flags & libc::MSG_PEEK != 0 {
+                if count < room.len() {
                     break;
                 }
             }
@@ -163,13 +165,15 @@ mod tests {
         let (mut memory, mut calls, mut from) = ([0; 9], Vec::new(), 0);
         let (first, rest) = memory.split_at_mut(3);
         let (second, third) = rest.split_at_mut(2);
-        let got = receive([first, second, third].into_iter().map(Ok), flags, |room, flags| {
-            calls.push(flags);
-            let count = room.len().min(most - from);
-            room[..count].copy_from_slice(&b"abcdefghi"[from..from + count]);
-            from += count;
-            if count > 0 { Ok(count) } else { Err(Errno::AGAIN) }
-        });
+        let got =
+            receive([first, second, third].into_iter().map(Ok), flags, |room, flags, skip| {
+                calls.push(flags);
+                let begin = from + skip;
+                let count = room.len().min(most - begin);
+                room[..count].copy_from_slice(&b"abcdefghi"[begin..begin + count]);
+                from += if flags & libc::MSG_PEEK != 0 { 0 } else { count };
+                if count > 0 { Ok(count) } else { Err(Errno::AGAIN) }
+            });
         (got, calls, memory.to_vec())
     }
 
@@ -183,10 +187,12 @@ mod tests {
     }
 
     #[test]
-    fn waitall_waits_for_each_piece_and_peek_looks_into_one() {
+    fn waitall_waits_for_each_piece_and_peek_goes_on_behind_what_it_has_seen() {
         assert_eq!(received(libc::MSG_WAITALL, 9).1, [libc::MSG_WAITALL; 3]);
-        let peeked = received(libc::MSG_PEEK, 9);
-        assert_eq!((peeked.0, peeked.1.len()), (Ok(3), 1));
+        let (got, _, memory) = received(libc::MSG_PEEK, 9);
+        assert_eq!((got, memory), (Ok(9), b"abcdefghi".to_vec()));
+        assert_eq!(received(libc::MSG_PEEK, 4).0, Ok(4));
+        assert_eq!(received(libc::MSG_PEEK, 3).0, Ok(3));
     }
 
     #[test]

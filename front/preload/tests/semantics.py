@@ -93,6 +93,16 @@ def plain():
     print(os.read(b.fileno(), 100))
     a.sendall(b"peeked")
     print(b.recv(3, socket.MSG_PEEK), b.recv(100))
+    a.sendall(b"counted")
+    settle(b, select.POLLIN, select.POLLIN)
+    poller, events = select.poll(), select.epoll()
+    poller.register(b, select.POLLRDNORM | select.POLLWRNORM)
+    events.register(b, select.EPOLLRDNORM | select.EPOLLET)
+    print([bits for _, bits in poller.poll(100_000)], [bits for _, bits in events.poll(100)])
+    print(b.recvmsg_into([bytearray(3), bytearray(9)], 0, socket.MSG_PEEK)[0])
+    for length in (100, 4):
+        print(b.recv_into(bytearray(length), 0, socket.MSG_PEEK | socket.MSG_TRUNC))
+    print(b.recv_into(bytearray(5), 0, socket.MSG_TRUNC), b.recv(100))
     threading.Timer(0.1, a.sendall, [b"b" * 5]).start()
     a.sendall(b"a" * 5)
     print(b.recv(10, socket.MSG_WAITALL))
@@ -141,6 +151,16 @@ def resets():
     settle(a, select.POLLERR, ALL)
     print(errno.errorcode.get(a.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)))
     print(a.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), attempt(a.recv, 10))
+    # A call that receives something leaves the reset to the next one.
+    for receive in (lambda sock: sock.recv(10, socket.MSG_WAITALL),
+                    lambda sock: sock.recvmsg_into([bytearray(3), bytearray(9)])[0]):
+        a, b = pair()
+        b.sendall(b"abc")
+        settle(a, select.POLLIN, select.POLLIN)
+        b.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        b.close()
+        settle(a, select.POLLERR, ALL)
+        print(attempt(receive, a), attempt(a.recv, 10), attempt(a.recv, 10))
 
 
 def pipes():
@@ -163,6 +183,16 @@ def refusals():
     print(attempt(sock.connect, at))
     # An engine looks at a listener's socket, and must not have it open for longer than the program.
     print({attempt(socket.socket().connect, closed()) for _ in range(300)})
+    # A name of the other family.
+    import ctypes
+    connect = ctypes.CDLL(None, use_errno=True).connect
+    for family, other in ((socket.AF_INET, socket.AF_INET6), (socket.AF_INET6, socket.AF_INET)):
+        server, sock = listener(other), socket.socket(family)
+        host, port = server.getsockname()[:2]
+        ip = socket.inet_pton(other, host)
+        ip = ip + bytes(8) if other == socket.AF_INET else bytes(4) + ip + bytes(4)
+        name = struct.pack("=HH", other, socket.htons(port)) + ip
+        print(connect(sock.fileno(), name, len(name)), errno.errorcode.get(ctypes.get_errno()))
     a, b = pair()
     print(attempt(a.connect, at), attempt(a.bind, at), attempt(a.listen), attempt(a.accept))
     print(attempt(b.send, b"x", socket.MSG_OOB) in ("EOPNOTSUPP", "ENOTSUP", 1))
@@ -178,6 +208,7 @@ def nonblocking():
     print(errno.errorcode.get(client.connect_ex(server.getsockname())))
     print(settle(client, select.POLLOUT, select.POLLOUT))
     print(client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+    print([errno.errorcode.get(client.connect_ex(server.getsockname())) for _ in range(2)])
     select.select([server], [], [], 100)
     accepted, _ = server.accept()
     print(accepted.getblocking(), fcntl.fcntl(client, fcntl.F_GETFL) & os.O_NONBLOCK != 0)

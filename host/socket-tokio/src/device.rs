@@ -89,7 +89,10 @@ impl Device {
                         }
                     }
                     // The bytes before the error were sent; the next call returns the error.
-                    Err(_) if sent > 0 => break,
+                    Err(errno) if sent > 0 => {
+                        self.endpoint().leave_reset(errno);
+                        break;
+                    }
                     Err(errno) => return Err(errno),
                 }
             }

@@ -37,7 +37,7 @@ pub enum Half {
 /// Words of an endpoint's table entry that only the family uses, and bits in the first of them.
 ///
 /// All six words have a use. A new value has room in the high half of `TURN`. A new bit has room in
-/// `FLAGS`: bits 7 to 15 are free for this crate. From bit `FREE` on the bits are the preload
+/// `FLAGS`: bits 8 to 15 are free for this crate. From bit `FREE` on the bits are the preload
 /// library's, by number in its table `SWITCHES`, which has 11 entries: its next one is `FREE + 11`,
 /// and bit 63 the last. A whole word is left before
 /// `OWN` (`slipway_sgiov_spec::table::entry`): `OWN` goes down by one then, so that
@@ -74,6 +74,8 @@ pub mod option {
     pub const SIX: u64 = 1 << 5;
     /// A thread has slept on this endpoint alone.
     pub const ALONE: u64 = 1 << 6;
+    /// A non-blocking connect(2) returned `EINPROGRESS`, and none was called since.
+    pub const CONNECTING: u64 = 1 << 7;
     /// The first bit without a meaning here: for options that a program sets and may query.
     pub const FREE: u32 = 16;
 }
@@ -285,6 +287,15 @@ impl Endpoint {
     /// Returns `ECONNRESET` the first time, then `later`.
     fn reset_by(&self, later: Errno) -> Errno {
         if self.set(option::TOLD, true) { later } else { Errno::CONNRESET }
+    }
+
+    /// Leaves `errno` to the next call if it is the error of a reset, for a caller that has moved
+    /// bytes before and returns their number: the kernel's calls report a reset afterwards. Without
+    /// it, the next call would return the end of the stream, as if all bytes had come.
+    pub fn leave_reset(&self, errno: Errno) {
+        if errno == Errno::CONNRESET {
+            self.set(option::TOLD, false);
+        }
     }
 
     /// Returns and clears the error for getsockopt(2): `ECONNRESET`, if the program was not told of

@@ -95,6 +95,10 @@ fn bytes_arrive_and_the_end_after_them() {
     assert_eq!(server.endpoint.recv(&mut [0; 8]), Ok(0));
     assert_eq!(client.endpoint.send(b"x"), Err(Errno::PIPE));
     send(&server, b"still");
+    let mut seen = [0; 8];
+    assert_eq!(client.endpoint.peek(&mut seen[..2]), Ok(2));
+    assert_eq!(client.endpoint.peek_behind(2, &mut seen[2..]), 3);
+    assert_eq!((&seen[..5], client.endpoint.peek_behind(5, &mut [0; 1])), (&b"still"[..], 0));
     assert_eq!(all(&client, 5), b"still");
     assert_eq!(client.endpoint.counts(), (5, 5));
     server.endpoint.close();
@@ -122,10 +126,25 @@ fn what_was_left_unread_resets_the_other_side_once() {
     send(&client, b"nobody reads this");
     server.endpoint.close();
     let bits = client.endpoint.ready();
-    assert_eq!(bits & 0x1f, 0x1d, "IN, OUT, ERR and HUP");
+    assert_eq!(bits & 0x15f, 0x15d, "IN and RDNORM, OUT and WRNORM, ERR and HUP");
     assert_eq!(client.endpoint.recv(&mut [0; 8]), Err(Errno::CONNRESET));
     assert_eq!(client.endpoint.recv(&mut [0; 8]), Ok(0));
     assert_eq!(client.endpoint.send(b"x"), Err(Errno::PIPE));
+}
+
+/// A call that moved bytes before it met the reset leaves the reset to the next one.
+#[test]
+fn a_reset_that_is_left_is_told_of_once_more() {
+    let world = World::new();
+    let (client, server) = world.pair();
+    send(&client, b"nobody reads this");
+    server.endpoint.close();
+    for _ in 0..2 {
+        assert_eq!(client.endpoint.recv(&mut [0; 8]), Err(Errno::CONNRESET));
+        client.endpoint.leave_reset(Errno::AGAIN);
+        assert_eq!(client.endpoint.recv(&mut [0; 8]), Ok(0));
+        client.endpoint.leave_reset(Errno::CONNRESET);
+    }
 }
 
 #[test]

@@ -39,7 +39,7 @@ unsafe fn wait(
 ) -> Option<c_int> {
     let known = fds::get(set)?;
     let DescriptorKind::Epoll(own) = known.kind() else { return None };
-    let most = usize::try_from(most).ok().filter(|most| (1..1 << 20).contains(most))?;
+    let most = epoll::room_for(most)?;
     if events.is_null() {
         return None;
     }
@@ -88,9 +88,11 @@ pub unsafe extern "C" fn epoll_pwait2(
 ) -> c_int {
     if fds::is_known(set) {
         // SAFETY: the caller guarantees valid pointers.
-        let until = unsafe { timeout.as_ref() }.map_or(Deadline::NEVER, after);
+        let until = unsafe { timeout.as_ref() }.map_or(Ok(Deadline::NEVER), after);
         // SAFETY: the caller guarantees valid pointers.
-        if let Some(got) = unsafe { wait(set, events, most, until, mask) } {
+        let waited = |until| unsafe { wait(set, events, most, until, mask) };
+        // The system call below refuses an invalid timeout.
+        if let Some(got) = until.ok().and_then(waited) {
             return got;
         }
     }

@@ -59,17 +59,19 @@ pub unsafe fn iovecs<'a>(pieces: *const iovec, count: usize) -> Result<&'a [iove
     }
 }
 
-/// Returns the IP address in the caller's memory, or `None` if it is of another family.
+/// Returns the IP address in the caller's memory with its family, or `None` if it is of another
+/// family.
 ///
 /// # Safety
 /// `length` bytes can be read at `at`, if it is not null.
-pub unsafe fn read_address(at: *const sockaddr, length: socklen_t) -> Option<Address> {
+pub unsafe fn read_address(at: *const sockaddr, length: socklen_t) -> Option<(c_int, Address)> {
     if at.is_null() {
         return None;
     }
     let length = address::LONGEST.min(length as usize);
     // SAFETY: the caller guarantees `length` readable bytes.
-    address::read(unsafe { std::slice::from_raw_parts(at.cast::<u8>(), length) })
+    let bytes = unsafe { std::slice::from_raw_parts(at.cast::<u8>(), length) };
+    Some((address::family(bytes)?, address::read(bytes)?))
 }
 
 /// Writes a socket's name, cut to the room that the caller has.

@@ -7,7 +7,7 @@ use super::guard::guard;
 use super::memory::{bytes, iovecs, room};
 use crate::fds::{self, Stream};
 use crate::real::sys;
-use crate::transfer::{discard, recv_all, send_all};
+use crate::transfer::{after_piece, discard, recv_all, send_all};
 use crate::vectors;
 
 /// The most messages of a call.
@@ -37,7 +37,10 @@ unsafe fn send_vectors(
     }
     // SAFETY: the caller guarantees valid pointers.
     let all = filled(pieces).map(|piece| unsafe { bytes(piece.iov_base, piece.iov_len) });
-    vectors::send(all, flags, |bytes, flags| send_all(fd, stream, bytes, flags))
+    let mut moved = false;
+    vectors::send(all, flags, |bytes, flags| {
+        after_piece(&stream.endpoint, &mut moved, send_all(fd, stream, bytes, flags))
+    })
 }
 
 /// Receives into the pieces in turn.
@@ -52,7 +55,13 @@ unsafe fn recv_vectors(
 ) -> Result<usize, Errno> {
     // SAFETY: the caller guarantees valid pointers.
     let all = filled(pieces).map(|piece| unsafe { room(piece.iov_base, piece.iov_len) });
-    vectors::receive(all, flags, |room, flags| recv_all(fd, stream, room, flags))
+    let mut moved = false;
+    vectors::receive(all, flags, |room, flags, skip| {
+        if skip > 0 {
+            return Ok(stream.endpoint.peek_behind(skip, room));
+        }
+        after_piece(&stream.endpoint, &mut moved, recv_all(fd, stream, room, flags))
+    })
 }
 
 /// Makes a call with `count` vectors: `moves` for a connection of ours, or else `kernel`.
@@ -206,7 +215,11 @@ pub unsafe extern "C" fn recvmmsg(
         vectors::each_message(all, |message, is_first| {
             let how = if is_first { flags } else { flags | libc::MSG_DONTWAIT };
             // SAFETY: the caller guarantees valid pointers.
-            let got = unsafe { recv_message(fd, &object, &raw mut message.msg_hdr, how) }?;
+            let got = unsafe { recv_message(fd, &object, &raw mut message.msg_hdr, how) };
+            if let (Err(errno), false, Some(stream)) = (got, is_first, object.stream()) {
+                stream.endpoint.leave_reset(errno);
+            }
+            let got = got?;
             // No bytes mean the end of the stream, which counts as a message only if it is the
             // first.
             let counts = got > 0 || is_first;

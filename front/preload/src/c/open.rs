@@ -27,8 +27,8 @@ pub unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, length: socklen_t)
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, length: socklen_t) -> c_int {
-    if fds::stream(fd).is_some() {
-        return fail(Errno::ISCONN) as c_int;
+    if let Some(object) = fds::stream(fd) {
+        return guard(|| open::connect_again(&object)) as c_int;
     }
     // SAFETY: the caller guarantees valid pointers.
     let address = unsafe { read_address(to, length) };

@@ -19,20 +19,21 @@ const MOST: usize = 1 << 20;
 unsafe fn poll_ours(
     fds: *mut pollfd,
     count: nfds_t,
-    until: impl FnOnce() -> Deadline,
+    until: impl FnOnce() -> Result<Deadline, Errno>,
     mask: *const sigset_t,
 ) -> Option<c_int> {
     // SAFETY: the caller guarantees valid pointers.
     let set = unsafe { polled(fds, count) }.filter(|set| polling::has_ours(set))?;
-    let until = until();
-    let ready =
-        || if set.len() > MOST { Err(Errno::INVAL) } else { polling::poll(set, until, mask) };
+    let ready = || {
+        let until = until()?;
+        if set.len() > MOST { Err(Errno::INVAL) } else { polling::poll(set, until, mask) }
+    };
     Some(guard(ready) as c_int)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    let until = || after_milliseconds(timeout);
+    let until = || Ok(after_milliseconds(timeout));
     // SAFETY: the caller guarantees valid pointers.
     let ours = unsafe { poll_ours(fds, count, until, std::ptr::null()) };
     ours.unwrap_or_else(|| sys!(SYS_poll, fds, count, timeout) as c_int)
@@ -59,7 +60,7 @@ pub unsafe extern "C" fn ppoll(
 ) -> c_int {
     // SAFETY: the caller guarantees that the pointer is valid if it is not null.
     let own = unsafe { timeout.as_ref() }.copied();
-    let until = || own.as_ref().map_or(Deadline::NEVER, after);
+    let until = || own.as_ref().map_or(Ok(Deadline::NEVER), after);
     // SAFETY: the caller guarantees valid pointers.
     let ours = unsafe { poll_ours(fds, count, until, mask) };
     ours.unwrap_or_else(|| {

@@ -34,10 +34,11 @@ pub unsafe extern "C" fn select(
     // SAFETY: the caller guarantees that the pointer is valid if it is not null.
     let timeout = unsafe { timeout.as_mut() };
     let length = timeout.as_deref().map(select::timespec_of);
-    let until = length.as_ref().map_or(Deadline::NEVER, after);
-    let got = guard(|| select::select(count, sets, until, std::ptr::null())) as c_int;
+    let until = length.as_ref().map_or(Ok(Deadline::NEVER), after);
+    let got = guard(|| select::select(count, sets, until?, std::ptr::null())) as c_int;
     // Linux stores the remaining time.
-    if let Some((time, left)) = timeout.zip(until.left()) {
+    let left = until.ok().and_then(Deadline::left);
+    if let Some((time, left)) = timeout.zip(left) {
         *time = select::timeval_of(left);
     }
     got
@@ -60,6 +61,6 @@ pub unsafe extern "C" fn pselect(
         let mask = [mask as usize, 8];
         return sys!(SYS_pselect6, count, read, write, except, at, mask.as_ptr()) as c_int;
     };
-    let until = own.as_ref().map_or(Deadline::NEVER, after);
-    guard(|| select::select(count, sets, until, mask)) as c_int
+    let until = own.as_ref().map_or(Ok(Deadline::NEVER), after);
+    guard(|| select::select(count, sets, until?, mask)) as c_int
 }

@@ -7,7 +7,7 @@ use slipway_socket::{Deadline, Half, fetch, heavy};
 
 use super::kernels::Kernels;
 use super::ready::{Found, Ready, place};
-use super::{ALWAYS, EDGE, GROUP, IN, Inner, Item, ONCE, OUT};
+use super::{ALWAYS, EDGE, GROUP, Inner, Item, ONCE, READ, WRITE};
 use crate::fds::{Object, Stream};
 
 /// Active connections up to this number are never armed for being quiet.
@@ -70,8 +70,8 @@ fn due(item: &mut Item) -> (u32, (u64, u64)) {
         return (0, item.marks);
     }
     let marks = stream.endpoint.marks();
-    let arrived = marks.0 != item.marks.0 && is & IN != 0;
-    let room = is & OUT != 0 && stream.blocked.load(Ordering::Relaxed);
+    let arrived = marks.0 != item.marks.0 && is & READ != 0;
+    let room = is & WRITE != 0 && stream.blocked.load(Ordering::Relaxed);
     let new = is & !item.reported;
     (if arrived || room || new != 0 { is } else { 0 }, marks)
 }
@@ -80,7 +80,7 @@ fn due(item: &mut Item) -> (u32, (u64, u64)) {
 fn report_item(item: &mut Item, ready: &Ready, now: u64) {
     if item.interest.events & EDGE != 0 {
         let stream = item.object.and_then(Object::stream);
-        if let Some(stream) = stream.filter(|_| ready.is & OUT != 0) {
+        if let Some(stream) = stream.filter(|_| ready.is & WRITE != 0) {
             stream.blocked.store(false, Ordering::Relaxed);
         }
         item.marks = ready.marks;
@@ -112,7 +112,7 @@ fn fetch_next(inner: &Inner) {
 /// transfer on it is to prefetch for `stream`.
 #[inline]
 fn announce<'a>(stream: &'a Stream, is: u32, last: &mut Option<&'a Stream>) {
-    if is & IN != 0 {
+    if is & READ != 0 {
         stream.endpoint.fetch_data();
     }
     if let Some(last) = last.replace(stream) {
@@ -292,8 +292,9 @@ fn wishes(item: &Item) -> Option<(&'static Object, bool, usize)> {
     let object = item.object.filter(|_| !item.spent)?;
     let endpoint = &object.stream()?.endpoint;
     let edge = item.interest.events & EDGE != 0;
-    let room = item.interest.events & OUT != 0 && (!edge || endpoint.ready() & libc::POLLOUT == 0);
-    let more = edge || item.interest.events & IN == 0;
+    let room =
+        item.interest.events & WRITE != 0 && (!edge || endpoint.ready() & libc::POLLOUT == 0);
+    let more = edge || item.interest.events & READ == 0;
     Some((object, room, if more { endpoint.arrived() + 1 } else { 1 }))
 }
 

@@ -55,13 +55,17 @@ use ready::Found;
 
 pub use control::{became_listener, became_ours, carry_out, forget, touch};
 pub use forking::{Locked, hold_all};
-pub use wait::{Waited, wait};
+pub use wait::{Waited, room_for, wait};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const ONCE: u32 = libc::EPOLLONESHOT as u32;
 const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 const IN: u32 = libc::EPOLLIN as u32;
 const OUT: u32 = libc::EPOLLOUT as u32;
+/// Events for bytes that have arrived, or an end.
+const READ: u32 = IN | libc::EPOLLRDNORM as u32;
+/// Events for room to send.
+const WRITE: u32 = OUT | libc::EPOLLWRNORM as u32;
 /// The number, in a datum, that stands for the engine's connection.
 const ENGINE: u32 = u32::MAX;
 /// Added to a group's number in a datum; descriptors are lower.

@@ -20,10 +20,22 @@ use super::{EDGE, ENGINE, GROUP, IN, Inner, Set};
 use crate::real;
 use crate::session;
 
+/// The most events that a program may ask for: those in as many bytes as an `int` counts
+/// (`EP_MAX_EVENTS` of `fs/eventpoll.c`).
+const MOST_ASKED: usize = i32::MAX as usize / size_of::<epoll_event>();
+/// The most events of a report. A program that asks for more gets the rest from its next call.
+const MOST: usize = 1 << 20;
 /// Nanoseconds between two polls of the kernel's set while connections of ours have events.
 const KERNEL_EVERY: u64 = 5_000;
 /// The longest sleep in nanoseconds if a wake-up may be lost ([`is_told_surely`] is `false`).
 const LONGEST_UNSURE_SLEEP: u64 = 1_000_000;
+
+/// Returns the most events of a report to a program that has room for `most`. Returns `None` for a
+/// number that epoll_wait(2) refuses.
+pub fn room_for(most: c_int) -> Option<usize> {
+    let most = usize::try_from(most).ok()?;
+    (1..=MOST_ASKED).contains(&most).then(|| most.min(MOST))
+}
 
 /// A set that a thread waits for.
 #[derive(Clone, Copy)]
@@ -316,6 +328,15 @@ mod tests {
         assert_eq!(count(), 0);
         assert!(Sleeper::new(&sleepers, || false).is_none());
         assert_eq!(count(), 0, "a thread with an event to report does not sleep");
+    }
+
+    /// The kernel's own answer would have this library's data in it.
+    #[test]
+    fn a_program_may_ask_for_as_many_events_as_the_kernel_allows() {
+        assert_eq!([1, 1 << 20].map(room_for), [Some(1), Some(MOST)]);
+        let most = c_int::try_from(MOST_ASKED).unwrap();
+        assert_eq!([1 << 21, most].map(room_for), [Some(MOST); 2]);
+        assert_eq!([0, -1, most + 1, c_int::MAX].map(room_for), [None; 4]);
     }
 
     #[test]

@@ -14,6 +14,10 @@ use super::{Endpoint, Half, LARGEST_FIFO, option};
 // The bits of poll(2).
 const IN: i16 = 1;
 const OUT: i16 = 4;
+/// POLLRDNORM, which the kernel's TCP sets together with POLLIN.
+const RDNORM: i16 = 0x40;
+/// POLLWRNORM, which the kernel's TCP sets together with POLLOUT.
+const WRNORM: i16 = 0x100;
 const ERR: i16 = 8;
 const HUP: i16 = 0x10;
 const RDHUP: i16 = 0x2000;
@@ -80,8 +84,8 @@ impl Endpoint {
         self.stream().next_room()
     }
 
-    /// Returns the bits of poll(2) that are set: IN, OUT, RDHUP, HUP, ERR. Takes no lock and raises
-    /// no eventfd.
+    /// Returns the bits of poll(2) that are set: IN with RDNORM, OUT with WRNORM, RDHUP, HUP, ERR.
+    /// Takes no lock and raises no eventfd.
     #[inline]
     pub fn ready(&self) -> i16 {
         let stream = self.stream();
@@ -91,20 +95,20 @@ impl Endpoint {
         let finished = stream.out.tail().is_end();
         let mut bits = 0;
         if theirs.position() != stream.into.position() {
-            bits |= IN;
+            bits |= IN | RDNORM;
         }
         if ended {
-            bits |= IN | RDHUP;
+            bits |= IN | RDNORM | RDHUP;
         }
         if ended && finished {
             bits |= HUP;
         }
         // A send that fails at once does not block either.
         if finished || stream.out.is_shut() || self.has_room(&stream) {
-            bits |= OUT;
+            bits |= OUT | WRNORM;
         }
         if self.is_reset() {
-            bits |= IN | OUT | RDHUP | HUP;
+            bits |= IN | RDNORM | OUT | WRNORM | RDHUP | HUP;
             if flags & option::TOLD == 0 {
                 bits |= ERR;
             }

@@ -80,6 +80,13 @@ impl Endpoint {
         }
     }
 
+    /// Copies bytes that have arrived behind the first `skip`, and leaves all of them in the FIFO,
+    /// for a caller that has peeked at those `skip`. Returns the number of bytes that were copied.
+    pub fn peek_behind(&self, skip: usize, into: &mut [u8]) -> usize {
+        let Ok(_held) = self.lock(Half::Receiving) else { return 0 };
+        self.stream().peek(skip, into).unwrap_or(0)
+    }
+
     /// Returns the result of a call that found no bytes: 0 at the end of the stream, or the error.
     fn why_nothing(&self) -> Result<usize, Errno> {
         match self.stream().available() {
