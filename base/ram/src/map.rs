@@ -105,14 +105,15 @@ impl DmaMap {
         // Compares last bytes, since the end of a region at the top of the address space is 2^64.
         let last = region.len.checked_sub(1).and_then(|length| iova.checked_add(length));
         let last = last.ok_or(MapError::BadRange)?;
-        let mut table = Table::clone(&self.shared.table.load());
-        if table.0.len() >= MAX_REGIONS {
+        let old = self.shared.table.load();
+        if old.0.len() >= MAX_REGIONS {
             return Err(MapError::TooMany);
         }
-        let before = table.below(last);
+        let before = old.below(last);
         if before.is_some_and(|(start, old)| start + (old.len - 1) >= iova) {
             return Err(MapError::Overlap);
         }
+        let mut table = Table::clone(&old);
         table.0.insert(table.up_to(iova), (iova, region));
         self.shared.store(table);
         Ok(())
@@ -137,6 +138,13 @@ impl DmaMap {
     pub fn clear(&mut self) -> Vec<Removed> {
         let old = self.shared.store(Table::default());
         old.0.iter().map(|(_, region)| Removed(region.clone())).collect()
+    }
+
+    /// Returns the region that holds `iova`, and its address. Returns `None` if there is none.
+    pub fn region_at(&self, iova: u64) -> Option<(u64, Region)> {
+        let table = self.shared.table.load();
+        let (start, region) = table.below(iova)?;
+        (iova - start < region.len).then(|| (*start, region.clone()))
     }
 
     /// Returns all regions with their addresses, in ascending order.

@@ -107,6 +107,22 @@ fn a_region_may_end_with_the_last_byte_of_the_address_space() {
 }
 
 #[test]
+fn a_region_is_found_by_each_of_its_addresses() {
+    let top = 0u64.wrapping_sub(0x1000);
+    let map = map([(0x2000, Region::heap(0x1000)), (top, Region::heap(0x1000))]);
+    let found = |iova| map.region_at(iova).map(|(start, region)| (start, region.len()));
+    for iova in [0x2000, 0x2fff] {
+        assert_eq!(found(iova), Some((0x2000, 0x1000)));
+    }
+    for iova in [top, u64::MAX] {
+        assert_eq!(found(iova), Some((top, 0x1000)));
+    }
+    for iova in [0, 0x1fff, 0x3000, top - 1] {
+        assert_eq!(found(iova), None);
+    }
+}
+
+#[test]
 fn regions_do_not_overlap_and_leave_whole() {
     let mut map = map([(0x2000, Region::heap(0x1000))]);
     for (iova, len) in [(0x1000, 0x1001), (0x2000, 1), (0x2fff, 1), (0x1000, 0x3000)] {

@@ -409,12 +409,15 @@ impl Function for Device {
         Access::Done
     }
 
-    /// A tail was stored to its cell, or the register CSBK written. A receive tail wakes nobody.
+    /// A tail was stored to its cell, or the register CSBK written. A receive tail wakes nobody,
+    /// unless transmit descriptors wait: several stores before this call may have brought the
+    /// driver round its ring, to the transmit tail that was seen last.
     fn notified(&mut self, writes: u64) {
         self.shared.live.announced.add(writes);
         let tail = std::mem::replace(&mut self.tail, self.shared.tdt());
         let block = self.registers.get(register::CSBAL) & csb::ENABLE != 0;
-        if block || tail != self.tail {
+        let waits = self.tail != self.shared.tdh.load(Ordering::Acquire);
+        if block || tail != self.tail || waits {
             self.kick();
         }
     }

@@ -63,8 +63,9 @@ pub struct Device {
     /// `true` if the state was loaded, so that queues begin at their used index instead of at 0
     /// when the port gets them next.
     pub(crate) resumes: bool,
-    /// The link state that the driver was told last.
-    pub(crate) link: bool,
+    /// The link state that the driver was told last. `None` if the state was loaded: what the
+    /// driver knows is not part of it, so the driver is told.
+    pub(crate) link: Option<bool>,
     pub(crate) journal: Option<Snapshots>,
 }
 
@@ -96,7 +97,7 @@ impl Device {
             resetting: false,
             queues_changed: false,
             resumes: false,
-            link: true,
+            link: Some(true),
             journal,
         };
         Ok((device, DevicePort::new(exchange)))
@@ -235,7 +236,7 @@ impl Device {
             self.driven.negotiated(self.features());
         }
         if new.contains(Status::DRIVER_OK) {
-            self.link = self.exchange.link();
+            self.link = Some(self.exchange.link());
         }
     }
 
@@ -275,7 +276,7 @@ impl Device {
     }
 
     fn look_at_link(&mut self) {
-        let link = self.exchange.link();
+        let link = Some(self.exchange.link());
         let told = self.features().contains(Features::STATUS);
         if self.runs() && std::mem::replace(&mut self.link, link) != link && told {
             self.transport.config_changed();

@@ -104,7 +104,7 @@ pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateErro
     let (pci, msix, isr) = (state.pci, state.msix, state.isr);
     device.transport.restore(TransportState { pci, msix, registers, isr })?;
     device.driven = state.driven;
-    (device.queues_changed, device.resumes) = (true, true);
+    (device.queues_changed, device.resumes, device.link) = (true, true, None);
     let own = device.host_mac().0;
     if device.driven.filter.mac == state.mac {
         device.driven.filter.mac = own;

@@ -345,9 +345,7 @@ impl RemoteFunction {
     /// [`FunctionError::Refused`], [`FunctionError::Broken`].
     #[cfg(feature = "driver")]
     pub fn reset(&self) -> Result<(), FunctionError> {
-        self.perform(Client::reset)?;
-        lock(&self.inner).told.stopped = false;
-        Ok(())
+        self.perform_and_note(Client::reset, |told| told.stopped = false)
     }
 
     /// Goes on with a new connection, in place of the present one if there is one. Takes as long as
@@ -416,7 +414,17 @@ impl RemoteFunction {
     /// Carries out `request`, again after each reconnection until it is answered.
     pub(crate) fn perform<T>(
         &self,
+        request: impl FnMut(&mut Client) -> Result<T, ClientError>,
+    ) -> Result<T, FunctionError> {
+        self.perform_and_note(request, |_| {})
+    }
+
+    /// Carries out `request`, as [`RemoteFunction::perform`] does, and then `note`, before any
+    /// other connection can be told what the VMM has set.
+    fn perform_and_note<T>(
+        &self,
         mut request: impl FnMut(&mut Client) -> Result<T, ClientError>,
+        note: impl FnOnce(&mut VmmSettings),
     ) -> Result<T, FunctionError> {
         let mut inner = lock(&self.inner);
         let until = Instant::now() + self.patience;
@@ -427,7 +435,10 @@ impl RemoteFunction {
                 ServerLink::Up(client) => {
                     client.limit(until);
                     match request(client) {
-                        Ok(done) => return Ok(done),
+                        Ok(done) => {
+                            note(&mut inner.told);
+                            return Ok(done);
+                        }
                         Err(error) => self.failed(&mut inner, error)?,
                     }
                 }

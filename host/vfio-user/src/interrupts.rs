@@ -94,8 +94,8 @@ impl Line {
     /// one is delivered unconditionally, for a client that tests the route.
     pub(crate) fn signal(&self) {
         match &self.gate {
-            Gate::Edge(mask) => mask.signal(|| self.deliver()),
-            Gate::Level(_) => self.deliver(),
+            Gate::Edge(mask) => mask.signal(|| self.deliver_or_drop()),
+            Gate::Level(_) => self.deliver_or_drop(),
         }
     }
 
@@ -108,11 +108,9 @@ impl Line {
     }
 
     /// Delivers the level if it is due. Without a route it is not delivered, so that it is still
-    /// due when there is one.
+    /// due when there is one. Another thread may remove the route meanwhile, and set a new one.
     fn look(&self, level: &Level) {
-        if self.routed().is_some() {
-            level.look(|| self.deliver());
-        }
+        while self.routed().is_some() && !level.look(|| self.deliver()) {}
     }
 
     /// Returns the eventfd that the interrupt is routed to, or `None` without a route.
@@ -137,7 +135,7 @@ impl Line {
     /// Unmasks the interrupt, and delivers it if it is pending or still asserted.
     pub(crate) fn unmask(&self) {
         match &self.gate {
-            Gate::Edge(mask) => mask.unmask(|| self.deliver()),
+            Gate::Edge(mask) => mask.unmask(|| self.deliver_or_drop()),
             Gate::Level(level) => {
                 level.unmask();
                 self.look(level);
@@ -155,11 +153,17 @@ impl Line {
         }
     }
 
-    fn deliver(&self) {
-        let Some(route) = self.route.get() else { return };
+    /// Delivers an interrupt, which is lost without a route.
+    fn deliver_or_drop(&self) {
+        let _ = self.deliver();
+    }
+
+    /// Delivers an interrupt. Returns `false` without a route.
+    fn deliver(&self) -> bool {
+        let Some(route) = self.route.get() else { return false };
         let failed = match &*route.load() {
             Some(file) => !slipway_peer::eventfd::raise(file.as_fd()),
-            None => false,
+            None => return false,
         };
         if failed {
             // This thread has no means to raise the eventfd without waiting, and a write could wait
@@ -167,6 +171,7 @@ impl Line {
             route.store(None);
             self.failure.note();
         }
+        true
     }
 }
 

@@ -75,12 +75,24 @@ impl Level {
     }
 
     /// Delivers the interrupt if it is asserted, not masked, and not waiting to be unmasked. Of
-    /// several concurrent calls, one changes the word, and that one delivers.
-    pub(crate) fn look(&self, deliver: impl FnOnce()) {
+    /// several concurrent calls, one changes the word, and that one delivers. `deliver` returns
+    /// `false` if nobody receives the interrupt: the interrupt is due as before then, and this
+    /// returns `false`, too.
+    ///
+    /// A receiver may come meanwhile, whose call finds the interrupt delivered and does nothing.
+    /// Both sides write the word: that call after the receiver has come, and this one before the
+    /// caller looks for a receiver again. So the caller calls again until there is no receiver or
+    /// this returns `true`.
+    pub(crate) fn look(&self, deliver: impl FnOnce() -> bool) -> bool {
+        // Changes nothing: the write for the other side.
+        self.0.fetch_or(0, Ordering::SeqCst);
         let due = ASSERTED | DELIVERED;
-        if self.0.compare_exchange(ASSERTED, due, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            deliver();
+        let is_due = self.0.compare_exchange(ASSERTED, due, Ordering::SeqCst, Ordering::SeqCst);
+        if is_due.is_ok() && !deliver() {
+            self.0.fetch_and(!DELIVERED, Ordering::SeqCst);
+            return false;
         }
+        true
     }
 
     /// Returns whether the client masked the interrupt.

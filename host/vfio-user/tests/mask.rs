@@ -13,7 +13,7 @@ mod outside {
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU32;
 use mask::{Level, Mask};
-use outside::Ordering;
+use outside::{AtomicBool, Ordering};
 
 #[derive(Default)]
 struct Line {
@@ -71,9 +71,11 @@ struct Pin {
 
 impl Pin {
     fn look(&self) {
-        self.level.look(|| {
+        let delivered = self.level.look(|| {
             self.delivered.fetch_add(1, Ordering::SeqCst);
+            true
         });
+        assert!(delivered, "somebody receives the level");
     }
 }
 
@@ -118,4 +120,52 @@ fn a_level_is_delivered_as_often_as_it_is_unmasked_and_never_lost() {
     level_model(1, false);
     level_model(2, false);
     level_model(1, true);
+}
+
+/// A level whose route may go, as that of `src/interrupts.rs`.
+#[derive(Default)]
+struct RoutedPin {
+    pin: Pin,
+    is_routed: AtomicBool,
+}
+
+impl RoutedPin {
+    fn route(&self, is_routed: bool) {
+        self.is_routed.store(is_routed, Ordering::SeqCst);
+    }
+
+    fn deliver(&self) -> bool {
+        let is_routed = self.is_routed.load(Ordering::SeqCst);
+        if is_routed {
+            self.pin.delivered.fetch_add(1, Ordering::SeqCst);
+        }
+        is_routed
+    }
+
+    fn look(&self) {
+        while self.is_routed.load(Ordering::SeqCst) && !self.pin.level.look(|| self.deliver()) {}
+    }
+}
+
+/// A client tears the interrupt down and sets it up again while the function asserts it.
+#[test]
+fn a_level_that_meets_no_route_is_delivered_to_the_next_one() {
+    loom::model(|| {
+        let routed = Arc::new(RoutedPin::default());
+        routed.route(true);
+        let other = routed.clone();
+        let device = loom::thread::spawn(move || {
+            other.pin.level.set(true);
+            other.look();
+        });
+        routed.route(false);
+        routed.pin.level.unmask();
+        routed.route(true);
+        routed.look();
+        device.join().unwrap();
+        let delivered = routed.pin.delivered.load(Ordering::SeqCst);
+        assert!((1..=2).contains(&delivered), "{delivered} deliveries");
+        routed.look();
+        assert_eq!(routed.pin.delivered.load(Ordering::SeqCst), delivered, "it was still due");
+    });
 }

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use slipway_pci::{Access, Function, Interrupt, InterruptSink, Progress};
+use slipway_pci_spec::register;
 use slipway_ram::Memory;
 
 use crate::eventfd;
@@ -169,6 +170,20 @@ impl<F> Shared<F> {
     }
 }
 
+impl<F: Function> Shared<F> {
+    /// Lets `access` write a register, and has the function polled: by this thread, if it may, and
+    /// by the one that serves the function's backend.
+    fn then_poll(&self, access: impl FnOnce(&mut F)) {
+        let mut function = self.function();
+        access(&mut function);
+        if self.polling == Polling::Anywhere {
+            function.poll();
+        }
+        drop(function);
+        self.announce();
+    }
+}
+
 /// Polls until the function has nothing to do and will be announced new work, or the guest has kept
 /// it busy for so long that others have to be served first. Returns whether there was nothing to do
 /// from the beginning.
@@ -184,8 +199,13 @@ impl<F: Function> Backend for Arc<Shared<F>> {
         self.function().config_read(offset, into);
     }
 
+    /// A write of a capability may be one of a BAR: by the window of a virtio device (Virtio 1.3,
+    /// 4.1.4.9), where drivers announce work, too.
     fn config_write(&self, offset: u16, from: &[u8]) {
-        self.function().config_write(offset, from);
+        match usize::from(offset) < register::END {
+            true => self.function().config_write(offset, from),
+            false => self.then_poll(|function| function.config_write(offset, from)),
+        }
     }
 
     fn read(&self, bar: u8, offset: u64, into: &mut [u8]) {
@@ -195,12 +215,41 @@ impl<F: Function> Backend for Arc<Shared<F>> {
     }
 
     fn write(&self, bar: u8, offset: u64, from: &[u8]) {
-        let mut function = self.function();
-        let _ = function.write(bar, offset, from);
-        if self.polling == Polling::Anywhere {
-            function.poll();
-        }
-        drop(function);
-        self.announce();
+        self.then_poll(|function| {
+            let _ = function.write(bar, offset, from);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::PollFlags;
+    use slipway_virtio_rng::{Parts, Rng};
+
+    use super::*;
+
+    #[test]
+    fn the_thread_of_the_backend_learns_of_writes_that_may_announce_work() {
+        let parts = Parts {
+            memory: Memory::heap(4096),
+            interrupts: vec![Interrupt::new(Arc::new(Sink::default()), 0)],
+            source: Box::new(|_: &mut [u8]| {}),
+        };
+        let shared = Arc::new(Shared {
+            function: Mutex::new(Rng::new(parts).unwrap()),
+            polling: Polling::InSteps,
+            notified: eventfd::new().unwrap(),
+        });
+        let is_told = || {
+            let told = !slipway_peer::ready(&shared.notified, PollFlags::IN).is_empty();
+            let _ = rustix::io::read(&shared.notified, &mut [0; 8]);
+            told
+        };
+        shared.write(0, 0x3000, &[0; 2]);
+        assert!(is_told());
+        shared.config_write(register::BAR0 as u16, &[0xff; 4]);
+        assert!(!is_told(), "nothing but the bus has to know");
+        shared.config_write(register::END as u16, &[0]);
+        assert!(is_told(), "this may be the window");
     }
 }

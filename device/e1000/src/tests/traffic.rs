@@ -214,3 +214,31 @@ fn a_tail_that_is_stored_and_announced_is_as_good_as_a_written_one() {
     world.settle();
     assert_eq!(b.received().len(), 1);
 }
+
+/// As of a function whose thread has had no turn while the port sent the frames by itself.
+#[test]
+fn a_tail_that_comes_round_the_ring_wakes_a_port_that_sleeps() {
+    let (first, second) = (Setup::new(1), Setup::new(2));
+    let tails = first.tails.clone();
+    let (world, mut a, mut b) = pair(first, second);
+    world.settle();
+    let (start, before) = (a.driver.sending.tail(), a.counters().kicks);
+    loop {
+        a.queue(&frame(a.mac, b.mac, 60));
+        let tail = a.driver.sending.tail();
+        tails.store(0, tail);
+        if tail == start {
+            break;
+        }
+        world.settle();
+        assert_eq!(b.received().len(), 1);
+    }
+    assert_eq!(a.counters().kicks, before);
+    a.device().notified(1);
+    assert_eq!(a.counters().kicks, before + 1);
+    world.settle();
+    assert_eq!(b.received().len(), 1);
+    // The tail is the head again, so a receive tail wakes nobody.
+    a.device().notified(1);
+    assert_eq!(a.counters().kicks, before + 1);
+}

@@ -2,7 +2,9 @@
 
 use slipway_pci::{Function, StateError};
 use slipway_ram::Lasting;
+use slipway_switch::{LinkSetting, PortConfig};
 use slipway_virtio_spec::net::{config_status, control as command};
+use slipway_virtio_spec::pci::common;
 
 use super::rig::{Host, Setup, World, frame, pair};
 use crate::journal_len;
@@ -47,6 +49,33 @@ fn a_successor_goes_on_where_the_device_was() {
         let received = b.received();
         assert_eq!((received.len(), received[0].frame.len()), (1, 1000 + round));
     }
+}
+
+#[test]
+fn a_successor_tells_its_driver_of_the_link() {
+    let world = World::new();
+    let mut host = Setup::new(1).host(&world);
+    let vector = 3_u16;
+    host.device().write(0, common::CONFIG_VECTOR, &vector.to_le_bytes());
+    let status = |host: &mut Host| host.driver.config().unwrap().status.get();
+    let told = |host: &mut Host| host.sink.take().contains(&vector);
+    let down = PortConfig { link: LinkSetting::Down, ..PortConfig::default() };
+    world.0.borrow_mut().configure(host.port, down).unwrap();
+    host.device().poll();
+    assert!(told(&mut host));
+    assert_eq!(status(&mut host), 0);
+    while !host.device().quiesce() {
+        world.settle();
+    }
+    let state = host.device().save();
+    // With another address, so that the driver is not asked to announce itself.
+    let mut setup = Setup::new(2);
+    setup.memory = host.driver.arena.memory().clone();
+    succeed(&world, &mut host, &setup, Some(&state));
+    assert!(told(&mut host));
+    assert_eq!(status(&mut host), config_status::LINK_UP);
+    host.device().poll();
+    assert!(!told(&mut host));
 }
 
 #[test]

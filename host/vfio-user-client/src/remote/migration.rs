@@ -33,9 +33,8 @@ impl RemoteFunction {
     /// # Errors
     /// [`FunctionError::Refused`], [`FunctionError::Broken`].
     pub fn start(&self) -> Result<(), FunctionError> {
-        self.perform(|client| client.set_device_state(device_state::RUNNING))?;
-        lock(&self.inner).told.stopped = false;
-        Ok(())
+        let run = |client: &mut Client| client.set_device_state(device_state::RUNNING);
+        self.perform_and_note(run, |told| told.stopped = false)
     }
 
     /// Returns the state of the function, of at most [`MAX_STATE`] bytes; stops the function first,

@@ -171,8 +171,8 @@ impl Session {
                 return Err(Errno::INVAL);
             }
         } else {
-            let regions = device.map.regions();
-            let exact = regions.iter().any(|(start, region)| *start == iova && region.len() == len);
+            let found = device.map.region_at(iova);
+            let exact = found.is_some_and(|(start, region)| start == iova && region.len() == len);
             exact.then_some(()).ok_or(Errno::NOENT)?;
         }
         self.resume_unmap(device, Unmap { request, removed: None }, false)

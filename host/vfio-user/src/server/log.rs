@@ -96,11 +96,11 @@ impl Session {
     }
 
     fn log_quietly(&mut self, device: &Device, log: &Log) -> Result<Answer, Errno> {
-        let regions = device.map.regions();
         let Some(report) = &log.report else {
             // As if each page had a bit to be cleared.
             let bytes = usize::try_from(self.mapped_bytes).unwrap_or(usize::MAX) / PAGE / 8;
-            self.cost += bytes / BYTES_PER_COST;
+            let regions = device.map.regions();
+            self.cost += bytes / BYTES_PER_COST + regions.len() / REGIONS_PER_COST;
             for (_, region) in &regions {
                 // Accesses to message-only memory are seen by the client.
                 region.log_writes();
@@ -108,9 +108,7 @@ impl Session {
             return reply(log.flags, usize::MAX, &[]);
         };
         let (iova, len) = (report.iova.get(), report.length.get());
-        let holds = |start: u64, size: u64| iova >= start && iova - start < size;
-        let found = regions.iter().find(|(start, region)| holds(*start, region.len()));
-        let (start, region) = found.ok_or(Errno::INVAL)?;
+        let (start, region) = device.map.region_at(iova).ok_or(Errno::INVAL)?;
         let within = iova - start;
         let end = within.checked_add(len).filter(|end| *end <= region.len());
         let page = |at: u64| usize::try_from(at / PAGE as u64).map_err(|_| Errno::INVAL);
