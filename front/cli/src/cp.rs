@@ -152,15 +152,20 @@ async fn begin(replies: &mut Streaming<v1::CopyOutReply>) -> Result<bool> {
     }
 }
 
-/// Refuses to write what a symbolic link at the place of a copy leads to, unless that is a
-/// directory. A guest may have sent the link for an earlier copy, with any target: the next copy to
-/// the same place would let the guest write that file.
+/// Refuses a symbolic link at the place of a copy, unless the path ends as that of a directory and
+/// the link leads to one. A guest may have sent the link for an earlier copy, with any target: the
+/// next copy to the same place would let the guest write that file, or a file of the source's name
+/// in that directory.
 fn check_dest(dest: &Path) -> Result<()> {
-    let is_link = dest.symlink_metadata().is_ok_and(|found| found.is_symlink());
-    if is_link && !dest.is_dir() {
+    // Without a slash at the end, which would have the call follow the link.
+    let bare = dest.components().as_path();
+    let is_link = bare.symlink_metadata().is_ok_and(|found| found.is_symlink());
+    let is_named_directory = ends_as_directory(dest) && dest.is_dir();
+    if is_link && !is_named_directory {
         bail!(
             "{} is a symbolic link, which may come from an earlier copy and is not followed: \
-             remove it, or name the file that it leads to",
+             remove it, or name the file that it leads to, or end the path of a directory with \
+             a slash",
             dest.display()
         );
     }
@@ -380,7 +385,10 @@ mod tests {
         for (dest, is_refused) in [
             ("to-file", true),
             ("to-none", true),
-            ("to-sub", false),
+            ("to-none/", true),
+            ("to-sub", true),
+            ("to-sub/", false),
+            ("to-sub/.", false),
             ("to-sub/new", false),
             ("file", false),
             ("sub", false),
