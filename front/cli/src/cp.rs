@@ -16,7 +16,7 @@ use slipway_runtime::v1::{self, copy_in_request, copy_out_reply};
 use slipway_runtime::{Config, SandboxClient};
 use slipway_tar_tree::{
     Error, LeftOut, PIECE, PieceReader, PieceWriter, Place, Rules, Source, TOP, ends_as_directory,
-    find, is_contents, pack, place, read_end, unpack,
+    find, is_contents, pack, place_itself, read_end, unpack,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -133,7 +133,8 @@ async fn copy_out(
     let is_contents = is_contents(Path::new(&path));
     let name = if is_contents { OsStr::new("") } else { name_of(&path)? };
     let source = Source { is_directory, is_contents, name };
-    let place = place(host_root()?.as_fd(), &full(dest)?, Some(source)).map_err(message)?;
+    // The guest says when this is done: a link may have come to the place since it was checked.
+    let place = place_itself(host_root()?.as_fd(), &full(dest)?, source).map_err(message)?;
     let (sender, pieces) = mpsc::channel(QUEUE);
     let unpacking = tokio::task::spawn_blocking(move || receive(pieces, &place, owners));
     let taken = take(&mut replies, sender).await;
