@@ -93,6 +93,10 @@ $(sha256sum <"$work/tree/sub/big")" ] || fail "cp into a sandbox: $("$slipway" e
 "$slipway" cp back:/tmp/tree "$work/came" && diff -r "$work/tree" "$work/came" || fail "cp out of a sandbox"
 "$slipway" cp back:/tmp/tree/link "$work/came/link2" && [ "$(readlink "$work/came/link2")" = sub/big ] || fail "cp of a link"
 "$slipway" cp -L back:/tmp/tree/link "$work/followed" && cmp "$work/followed" "$work/tree/sub/big" || fail "cp -L"
+mkdir "$work/aim"; ln -s aim "$work/sent"
+! "$slipway" cp back:/tmp/tree/sub/big "$work/sent" 2>"$work/err" && grep -q 'is a symbolic link' "$work/err" && [ ! -e "$work/aim/big" ] ||
+    fail "cp to a link: $(cat "$work/err")"
+"$slipway" cp back:/tmp/tree/sub/big "$work/sent/" && cmp "$work/aim/big" "$work/tree/sub/big" || fail "cp to the directory of a link"
 tar -C "$work" -c tree | "$slipway" cp - back:/mnt || fail "cp of an archive"
 [ "$("$slipway" cp back:/mnt/tree - | tar -t | sort | tr '\n' ' ')" = "tree/ tree/link tree/sub/ tree/sub/big " ] || fail "cp to an archive"
 "$slipway" exec back mkfifo /tmp/tree/pipe

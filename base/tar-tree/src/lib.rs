@@ -20,7 +20,8 @@
 //! refused, and no size is believed: the room that a file takes is what was sent of it.
 //!
 //! Paths of the end that packs, and of the place, are resolved within a root (`RESOLVE_IN_ROOT`):
-//! the root of a container for its agent, and `/` for the host.
+//! the root of a container for its agent, and `/` for the host. On the host, a link at the place
+//! itself is not followed ([`place_itself()`]).
 //!
 //! # Not implemented
 //!
@@ -43,7 +44,7 @@ use slipway_printable::line;
 pub use pack::pack;
 pub use pieces::{PIECE, PieceReader, PieceWriter};
 pub use place::{
-    Found, Place, Source, ends_as_directory, find, is_contents, open_directory, place,
+    Found, Place, Source, ends_as_directory, find, is_contents, open_directory, place, place_itself,
 };
 #[cfg(feature = "fuzz")]
 pub use unpack::fuzz::fuzz_unpack;

@@ -135,6 +135,42 @@ pub fn place(
         let directory = opened.map_err(|errno| Error::file(path, errno))?;
         return Ok(Place { directory, top: Top::Entries });
     };
+    place_of(opened, path, source, |path| last(root, path))
+}
+
+/// Decides where a source is to be, as [`place`] does, without following a symbolic link at the end
+/// of `path`, unless the path ends as that of a directory and the link leads to one.
+///
+/// # Errors
+/// The errors of [`place`]; [`Error::Refused`] if a link is there.
+pub fn place_itself(root: BorrowedFd<'_>, path: &Path, source: Source<'_>) -> Result<Place, Error> {
+    let itself = |path: &Path| -> Result<(OwnedFd, OsString), Errno> {
+        let (above, name) = split(path);
+        Ok((open_directory(root, above)?, name.to_owned()))
+    };
+    if ends_as_directory(path) {
+        return place_of(open_directory(root, path), path, source, itself);
+    }
+    let opened = itself(path).and_then(|(directory, name)| {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let alone = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let name = name.as_os_str();
+        again(|| rustix::fs::openat2(&directory, name, flags, Mode::empty(), alone))
+    });
+    if let Err(Errno::LOOP) = opened {
+        return Err(Error::refused(path, "a symbolic link is there, which is not followed"));
+    }
+    place_of(opened, path, source, itself)
+}
+
+/// Decides where a source is to be by the outcome of opening `path` as a directory. `missing` finds
+/// the directory and the name there of what is not there yet, or is no directory.
+fn place_of(
+    opened: Result<OwnedFd, Errno>,
+    path: &Path,
+    source: Source<'_>,
+    missing: impl FnOnce(&Path) -> Result<(OwnedFd, OsString), Errno>,
+) -> Result<Place, Error> {
     let Source { is_directory, is_contents, name } = source;
     let tree = |name| Top::Tree { name, is_directory };
     match opened {
@@ -152,7 +188,7 @@ pub fn place(
         }
         Err(Errno::NOENT | Errno::NOTDIR) => {
             let (directory, name) =
-                last(root, without_slashes(path)).map_err(|errno| Error::file(path, errno))?;
+                missing(without_slashes(path)).map_err(|errno| Error::file(path, errno))?;
             let name = plain(&name).ok_or_else(|| Error::refused(path, "no file can be there"))?;
             Ok(Place { directory, top: tree(Some(name.to_owned())) })
         }
@@ -253,6 +289,34 @@ mod tests {
 
     fn source(is_directory: bool, is_contents: bool) -> Source<'static> {
         Source { is_directory, is_contents, name: OsStr::new("src") }
+    }
+
+    #[test]
+    fn a_link_at_the_place_itself_is_not_followed() {
+        let root = Root::new();
+        let at = |path: &str, is_directory| {
+            let place =
+                place_itself(root.open().as_fd(), Path::new(path), source(is_directory, false))?;
+            let Top::Tree { name, .. } = place.top else { panic!("no tree") };
+            let name = name.map(|name| name.into_string().unwrap());
+            Ok::<_, Error>((rustix::fs::fstat(&place.directory).unwrap().st_ino, name))
+        };
+        for path in ["/link", "/up", "/loop"] {
+            for is_directory in [false, true] {
+                let refused = at(path, is_directory).unwrap_err().to_string();
+                assert!(refused.contains("a symbolic link is there"), "{path}: {refused}");
+            }
+        }
+        let named = |name: &str| Some(name.to_owned());
+        let (top, there) = (root.inode("."), root.inode("there"));
+        assert_eq!(at("/link/", false).unwrap(), (there, named("src")));
+        assert_eq!(at("/link/new", false).unwrap(), (there, named("new")));
+        assert_eq!(at("/there", true).unwrap(), (there, named("src")));
+        assert_eq!(at("/file", false).unwrap(), (top, named("file")));
+        assert_eq!(at("/new", true).unwrap(), (top, named("new")));
+        // No directory is made elsewhere: a link is there, which no directory replaces.
+        assert_eq!(at("/up/", true).unwrap(), (top, named("up")));
+        assert!(at("/new/", false).is_err() && at("/file", true).is_err());
     }
 
     #[test]

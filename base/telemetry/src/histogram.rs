@@ -103,13 +103,14 @@ impl Histogram {
         histogram
     }
 
-    /// Adds all that `other` counted.
+    /// Adds all that `other` counted. Counts and sum saturate: `other` may be a guest's word.
     pub fn merge(&mut self, other: &Self) {
         for (own, others) in self.buckets.iter_mut().zip(&other.buckets) {
-            *own += others;
+            let times = (*others).min(u64::MAX - self.count);
+            *own += times;
+            self.count += times;
         }
-        self.count += other.count;
-        self.sum += other.sum;
+        self.sum = self.sum.saturating_add(other.sum);
         self.least = self.least.min(other.least);
         self.greatest = self.greatest.max(other.greatest);
     }
@@ -257,6 +258,19 @@ mod tests {
         assert_eq!(one, all);
         one.clear();
         assert_eq!(one, Histogram::new());
+    }
+
+    #[test]
+    fn hostile_counts_are_merged_as_far_as_they_fit() {
+        let sparse = Sparse { sum: u128::MAX, least: 1, greatest: 9, buckets: vec![(1, u64::MAX)] };
+        let hostile = Histogram::try_from(sparse).unwrap();
+        let mut all = Histogram::new();
+        all.record(7);
+        for _ in 0..2 {
+            all.merge(&hostile);
+            assert_eq!((all.count(), all.sum(), all.percentile(50.0)), (u64::MAX, u128::MAX, 1));
+        }
+        assert_eq!((all.least(), all.greatest()), (1, 9));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use slipway_runtime::v1::{self, copy_in_request, copy_out_reply};
 use slipway_runtime::{Config, SandboxClient};
 use slipway_tar_tree::{
     Error, LeftOut, PIECE, PieceReader, PieceWriter, Place, Rules, Source, TOP, ends_as_directory,
-    find, is_contents, pack, place, read_end, unpack,
+    find, is_contents, pack, place_itself, read_end, unpack,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -133,7 +133,8 @@ async fn copy_out(
     let is_contents = is_contents(Path::new(&path));
     let name = if is_contents { OsStr::new("") } else { name_of(&path)? };
     let source = Source { is_directory, is_contents, name };
-    let place = place(host_root()?.as_fd(), &full(dest)?, Some(source)).map_err(message)?;
+    // The guest says when this is done: a link may have come to the place since it was checked.
+    let place = place_itself(host_root()?.as_fd(), &full(dest)?, source).map_err(message)?;
     let (sender, pieces) = mpsc::channel(QUEUE);
     let unpacking = tokio::task::spawn_blocking(move || receive(pieces, &place, owners));
     let taken = take(&mut replies, sender).await;
@@ -152,15 +153,20 @@ async fn begin(replies: &mut Streaming<v1::CopyOutReply>) -> Result<bool> {
     }
 }
 
-/// Refuses to write what a symbolic link at the place of a copy leads to, unless that is a
-/// directory. A guest may have sent the link for an earlier copy, with any target: the next copy to
-/// the same place would let the guest write that file.
+/// Refuses a symbolic link at the place of a copy, unless the path ends as that of a directory and
+/// the link leads to one. A guest may have sent the link for an earlier copy, with any target: the
+/// next copy to the same place would let the guest write that file, or a file of the source's name
+/// in that directory.
 fn check_dest(dest: &Path) -> Result<()> {
-    let is_link = dest.symlink_metadata().is_ok_and(|found| found.is_symlink());
-    if is_link && !dest.is_dir() {
+    // Without a slash at the end, which would have the call follow the link.
+    let bare = dest.components().as_path();
+    let is_link = bare.symlink_metadata().is_ok_and(|found| found.is_symlink());
+    let is_named_directory = ends_as_directory(dest) && dest.is_dir();
+    if is_link && !is_named_directory {
         bail!(
             "{} is a symbolic link, which may come from an earlier copy and is not followed: \
-             remove it, or name the file that it leads to",
+             remove it, or name the file that it leads to, or end the path of a directory with \
+             a slash",
             dest.display()
         );
     }
@@ -380,7 +386,10 @@ mod tests {
         for (dest, is_refused) in [
             ("to-file", true),
             ("to-none", true),
-            ("to-sub", false),
+            ("to-none/", true),
+            ("to-sub", true),
+            ("to-sub/", false),
+            ("to-sub/.", false),
             ("to-sub/new", false),
             ("file", false),
             ("sub", false),

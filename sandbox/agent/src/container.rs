@@ -41,6 +41,9 @@ const COPYING: Duration = Duration::from_secs(20);
 /// The time within which a killed process is gone, unless it hangs in a device.
 const KILL: Duration = Duration::from_secs(10);
 
+/// The time after which an exec ends that was not started. The daemon starts each as soon as it is
+/// set up, or gives it up: it waits 30 s for each of both.
+const LEFT: Duration = Duration::from_secs(120);
 /// The number of ended execs at which those are dropped whose status was told. Until then, it can
 /// be requested again.
 const KEPT_EXECS: usize = 64;
@@ -271,12 +274,14 @@ impl Container {
         }
     }
 
-    /// Reserves an exec id. Drops ended execs if there are too many. Several may run at once, so
-    /// one that has ended is kept until its own host has the status.
+    /// Reserves an exec id. Ends execs that the host has given up before it started them, and drops
+    /// ended execs if there are too many. Several may run at once, so one that has ended is kept
+    /// until its own host has the status.
     ///
     /// # Errors
     /// An exec has the id, or is being set up with it.
     pub fn reserve_exec(&self, id: &str) -> Result<Reservation<'_, Process>, Refused> {
+        self.execs.all().iter().for_each(|exec| exec.end_if_left(LEFT));
         if self.ended_execs() >= KEPT_EXECS {
             self.execs.retain(|process| process.is_alive() || !process.is_told());
         }

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use prost::Message;
 use rustix::fs::MemfdFlags;
@@ -27,6 +27,7 @@ use crate::init::channel::{self, Report};
 use crate::init::{InitSpec, SUBCOMMAND};
 use crate::kept::OutputTail;
 use crate::lock::lock;
+use crate::log;
 use crate::reaper::{Exit, Reaper};
 
 /// The deadline for setting a process up. Mounts and look-ups take milliseconds, or minutes in a
@@ -70,6 +71,8 @@ pub struct Process {
     exit: Exit,
     /// `None` once it was started.
     begin: Mutex<Option<Begin>>,
+    /// The time at which it was set up.
+    made: Instant,
     /// Set if the process is killed when its Stdio stream is closed.
     ends_with_stream: bool,
     stdin: Mutex<Option<Arc<AsyncFile>>>,
@@ -106,6 +109,7 @@ impl Process {
             pid,
             exit,
             begin: Mutex::new(Some(begin)),
+            made: Instant::now(),
             // A request with `zygote` shares its container with other requests: its process must
             // not outlive the request's stream.
             ends_with_stream: spec.variables.is_some(),
@@ -137,6 +141,17 @@ impl Process {
             None => Ok(true),
             Some(Report::Failed { exit_status, message }) => Err(Failure { exit_status, message }),
             Some(report) => Err(anyhow::anyhow!("unexpected report {report:?}").into()),
+        }
+    }
+
+    /// Ends the process if it was set up longer ago than `longest` and was not started.
+    pub fn end_if_left(&self, longest: Duration) {
+        if self.made.elapsed() < longest || lock(&self.begin).take().is_none() {
+            return;
+        }
+        self.note_told();
+        if let Err(error) = self.signal(libc::SIGKILL as u32) {
+            log!("a process that was not started: {error}");
         }
     }
 
@@ -307,5 +322,41 @@ async fn receive(channel: &AsyncFd<OwnedFd>) -> io::Result<Option<Report>> {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => guard.clear_ready(),
             result => return result,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_process_that_nobody_starts_is_ended() {
+        let mut child = Command::new("sleep").arg("100000").spawn().unwrap();
+        let (_exits, exit) = tokio::sync::watch::channel(None);
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        let begin = Begin::Execute(register(ours, Interest::READABLE).unwrap());
+        let process = Process {
+            pid: Pid::from_child(&child),
+            exit,
+            begin: Mutex::new(Some(begin)),
+            made: Instant::now(),
+            ends_with_stream: false,
+            stdin: Mutex::default(),
+            terminal: None,
+            outputs: Arc::default(),
+            kept: Mutex::default(),
+            told: AtomicBool::new(false),
+        };
+        process.end_if_left(Duration::MAX);
+        assert!(lock(&process.begin).is_some() && !process.is_told());
+        process.end_if_left(Duration::ZERO);
+        assert!(process.is_told(), "nobody asks for its exit status");
+        assert!(!process.start().await.unwrap(), "it does not begin any more");
+        assert!(!channel::Channel::new(theirs).wait_for_go().unwrap());
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
     }
 }

@@ -39,6 +39,9 @@ const MOST_SANDBOXES: usize = 8192;
 /// The most looks at the host's files at once for sandboxes that are being made.
 const MOST_LOOKS: usize = 64;
 
+/// The longest wait for the end of a call that saved a sandbox which is to be removed.
+const LAST_CALL: Duration = Duration::from_secs(60);
+
 /// The services and components that a node uses, beside its settings.
 pub struct Parts {
     /// The client of the plane.
@@ -313,8 +316,35 @@ impl Node {
     }
 }
 
-/// Removes all files of a sandbox.
+/// Removes all files of a sandbox that has ended. Waits, for at most [`LAST_CALL`], for a call that
+/// saved the sandbox or had it come back from a file: that call makes, renames and removes files in
+/// the same directory, and ends with the sandbox's VMM.
+///
+/// # Errors
+/// [`Error::File`].
 pub(crate) async fn remove_files(sandbox: &Sandbox) -> Result<()> {
+    let _turn = tokio::time::timeout(LAST_CALL, sandbox.wait_to_change_size()).await;
     let store = sandbox.store.clone();
     sandbox.lane.run(move || store.remove()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adopt::tests::{record_of, sandbox_of};
+
+    #[tokio::test]
+    async fn the_files_of_a_sandbox_stay_until_a_call_that_saved_it_is_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let sandbox = sandbox_of(record_of(SandboxState::Exited), dir.path());
+        let saves = sandbox.change_size().unwrap();
+        let mut removal = Box::pin(remove_files(&sandbox));
+        assert!(tokio::time::timeout(Duration::ZERO, &mut removal).await.is_err());
+        // Behind whatever the removal has begun.
+        sandbox.lane.run(|| ()).await;
+        assert!(sandbox.store.dir().exists());
+        drop(saves);
+        removal.await.unwrap();
+        assert!(!sandbox.store.dir().exists());
+    }
 }

@@ -18,12 +18,18 @@ use crate::target::Target;
 /// call for each of them, and keep its pod between the two for hours.
 const ALL: Duration = Duration::from_secs(120);
 
-/// Stops all processes of a container where they are.
+/// Stops all processes of a container where they are. That goes on to its end if the caller stops
+/// waiting.
 ///
 /// # Errors
 /// [`Error::WrongState`](crate::Error::WrongState) if it does not run, or is paused already;
 /// [`Error::Agent`](crate::Error::Agent) if the guest does not stop it; those of saving the record.
 pub(crate) async fn pause(target: &Target) -> Result<()> {
+    let target = target.clone();
+    to_end(async move { pause_now(&target).await }).await
+}
+
+async fn pause_now(target: &Target) -> Result<()> {
     let _turn = target.container.pausing.write().await;
     check_running(target)?;
     check_runs(target)?;
@@ -37,15 +43,28 @@ pub(crate) async fn pause(target: &Target) -> Result<()> {
     paused
 }
 
-/// Has a container go on. One that is not paused runs on.
+/// Has a container go on. One that is not paused runs on. That goes on to its end if the caller
+/// stops waiting.
 ///
 /// # Errors
 /// As for [`pause`].
 pub(crate) async fn resume(target: &Target) -> Result<()> {
+    let target = target.clone();
+    to_end(async move { resume_now(&target).await }).await
+}
+
+async fn resume_now(target: &Target) -> Result<()> {
     let _turn = target.container.pausing.write().await;
     check_running(target)?;
     freeze_target(target, false).await?;
     note(target, false).await
+}
+
+/// Runs a task to its end, even if the caller stops waiting: a container that has gone on and whose
+/// record says that it is paused would be stopped by the next daemon ([`settle`]).
+async fn to_end(task: impl Future<Output = Result<()>> + Send + 'static) -> Result<()> {
+    let ended = tokio::spawn(task).await;
+    ended.unwrap_or_else(|error| Err(crate::Error::Agent(error.to_string())))
 }
 
 /// Has a container go on if it is paused: it takes no signal but SIGKILL until then.

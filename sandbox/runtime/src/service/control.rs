@@ -105,6 +105,10 @@ pub(super) async fn stop(target: &Target, patience: Duration) -> Result<(), Erro
         let _ = tokio::time::timeout(patience, hears(target)).await;
         return pod::stop(target, patience).await;
     }
+    if target.sandbox.is_in_file() {
+        // One that comes back from its file gets its stop signal once it is back.
+        let _ = tokio::time::timeout(LONGEST, target.container.pausing.read()).await;
+    }
     if target.sandbox.state() == SandboxState::Running {
         let _ = tokio::time::timeout(patience, hears(target)).await;
         match target.sandbox.look(|record| record.pod) {
@@ -225,6 +229,23 @@ mod tests {
         sandbox.stopped().await;
         sandbox.update(|record| record.state = SandboxState::Exited).await.unwrap();
         ends.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sandbox_that_comes_back_from_its_file_is_not_killed_by_a_stop_before_it_is_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = record_of(SandboxState::Starting);
+        (record.run.paused, record.saving.in_file) = (true, true);
+        let sandbox = sandbox_of(record, dir.path());
+        let own = Target::own(Arc::clone(&sandbox));
+        let returns = sandbox.own.pausing.write().await;
+        let mut stops = Box::pin(stop(&own, Duration::ZERO));
+        assert!(tokio::time::timeout(Duration::from_secs(60), &mut stops).await.is_err());
+        assert!(!sandbox.is_stopping());
+        // It does not come back, and is in its file as before.
+        drop(returns);
+        assert!(tokio::time::timeout(Duration::from_secs(60), &mut stops).await.is_err());
+        assert!(sandbox.is_stopping());
     }
 
     #[tokio::test]

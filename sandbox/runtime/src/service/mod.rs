@@ -301,14 +301,17 @@ impl v1::sandboxes_server::Sandboxes for Service {
 
     async fn remove(&self, request: Request<v1::RemoveRequest>) -> Reply<v1::Empty> {
         let request = request.into_inner();
-        let target = self.node.target(&request.name)?;
-        match target.is_own() {
-            true => self.node.remove(&target.sandbox.id, request.force).await?,
-            false if request.returns_memory => {
-                self.node.remove_with_memory(&target, request.force).await?;
+        let (node, target) = (Arc::clone(&self.node), self.node.target(&request.name)?);
+        let removed = async move {
+            match target.is_own() {
+                true => node.remove(&target.sandbox.id, request.force).await,
+                false if request.returns_memory => {
+                    node.remove_with_memory(&target, request.force).await
+                }
+                false => node.remove_added(&target, request.force).await,
             }
-            false => self.node.remove_added(&target, request.force).await?,
-        }
+        };
+        to_its_end(removed).await?;
         Ok(Response::new(v1::Empty {}))
     }
 
@@ -331,17 +334,22 @@ impl v1::sandboxes_server::Sandboxes for Service {
         let request = request.into_inner();
         let target = self.node.target(&request.name)?;
         let placed = placement::of_new(request.placement.as_ref(), &target.sandbox.lane).await?;
-        let changed = match request.placement {
-            Some(_) => Some(placement::change(&target, placed).await?),
-            None => None,
+        let sandbox = Arc::clone(&target.sandbox);
+        let service = Self { node: Arc::clone(&self.node), ends_when_idle: self.ends_when_idle };
+        let updated = async move {
+            let changed = match request.placement {
+                Some(_) => Some(placement::change(&target, placed).await?),
+                None => None,
+            };
+            let limited = service.limit(&target, &request).await;
+            // An update is made as a whole or not at all.
+            if let Some(changed) = changed.filter(|_| limited.is_err()) {
+                placement::undo(&target, changed).await;
+            }
+            limited
         };
-        let limited = self.limit(&target, &request).await;
-        // An update is made as a whole or not at all.
-        if let Some(changed) = changed.filter(|_| limited.is_err()) {
-            placement::undo(&target, changed).await;
-        }
-        let GivenBack { bytes, kept } = limited?;
-        let sandbox = Some(summary(&target.sandbox));
+        let GivenBack { bytes, kept } = to_its_end(updated).await?;
+        let sandbox = Some(summary(&sandbox));
         Ok(Response::new(v1::UpdateReply { sandbox, given_back_bytes: bytes, kept }))
     }
 

@@ -52,7 +52,9 @@ async fn tell_start(target: &Target, sender: &Sender) -> bool {
     }
     // The container may have started and ended meanwhile.
     let state = container.wait_state(is_settled).await;
-    if state == SandboxState::Failed || !has_run(target) {
+    // One that comes back from a file runs before its new timeline has the container's stage.
+    let ran = state == SandboxState::Running || has_run(target);
+    if state == SandboxState::Failed || !ran {
         container.wait_state(|state| !state.is_live()).await;
         return false;
     }
@@ -133,4 +135,24 @@ pub(super) async fn report_rest(
     tell_output(output, position, &sender).await;
     target.container.wait_state(|state| !state.is_live()).await;
     let _ = sender.send(out(run_out::Kind::Exit(target.exit()))).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::adopt::tests::{record_of, sandbox_of};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_of_a_container_that_has_just_come_back_hears_that_it_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = Target::own(sandbox_of(record_of(SandboxState::Running), dir.path()));
+        assert!(!has_run(&target), "its timeline has no stage of the container");
+        let (sender, mut messages) = mpsc::channel(1);
+        let told = tokio::time::timeout(Duration::from_secs(60), tell_start(&target, &sender));
+        assert!(told.await.expect("it waits for nothing"));
+        let message = messages.recv().await.unwrap().unwrap();
+        assert!(matches!(message.kind, Some(run_out::Kind::Started(_))), "{message:?}");
+    }
 }

@@ -8,6 +8,7 @@ mod creation;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod hostile_guest;
+mod leaving;
 mod memory;
 mod pod_limits;
 mod pod_memory;

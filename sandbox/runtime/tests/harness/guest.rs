@@ -40,6 +40,8 @@ pub struct Guest {
     pub writes_back: Option<watch::Receiver<bool>>,
     /// The guest's answers to updates of limits; `None`: it makes each at once.
     pub limits: Option<Arc<LimitCalls>>,
+    /// The guest refuses to stop its container once this is `true`; `None`: it stops it at once.
+    pub refuses_to_stop: Option<watch::Receiver<bool>>,
     /// The guest's replies to a copy out of its container; empty: it knows no such call.
     pub copies: Vec<Copied>,
     /// The guest's notes of the calls that make and remove containers and change CPUs; `None`: it
@@ -260,6 +262,10 @@ impl Agent for Guest {
     }
 
     async fn freeze(&self, _: Request<v1::FreezeRequest>) -> Reply<v1::FreezeReply> {
+        if let Some(mut refuses) = self.refuses_to_stop.clone() {
+            let _ = refuses.wait_for(|refuses| *refuses).await;
+            return Err(Status::failed_precondition("it does not stop"));
+        }
         self.answer().await
     }
 
