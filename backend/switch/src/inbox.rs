@@ -26,23 +26,37 @@ pub(crate) struct Inbox {
     post: Mutex<Post>,
 }
 
+#[derive(Default)]
 struct Post {
     messages: Vec<Message>,
+    /// Set by port: `messages` has a wake-up for it.
+    woken: Vec<bool>,
     closed: bool,
+}
+
+impl Post {
+    /// Notes a wake-up for `port`. Returns `false` if one is noted already.
+    fn note_wake(&mut self, port: PortIndex) -> bool {
+        let at = usize::from(port);
+        let len = self.woken.len().max(at + 1);
+        self.woken.resize(len, false);
+        !std::mem::replace(&mut self.woken[at], true)
+    }
 }
 
 impl Inbox {
     pub(crate) fn new() -> Self {
-        let post = Post { messages: Vec::new(), closed: false };
-        Self { waiting: AtomicBool::new(false), post: Mutex::new(post) }
+        Self { waiting: AtomicBool::new(false), post: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Post> {
-        // The vector is changed in single calls, so a panic leaves it whole.
+        // The vectors are changed in single calls, so a panic leaves them whole.
         self.post.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a message. The caller then wakes the switch.
+    /// Adds a message. The caller then wakes the switch. A further wake-up for a port is not kept:
+    /// the one that is there comes after whatever this caller did before. So a peer that has its
+    /// port woken again and again makes no inbox grow while the switch is slow.
     ///
     /// # Errors
     /// [`Stopped`] if the inbox is closed.
@@ -50,6 +64,11 @@ impl Inbox {
         let mut post = self.lock();
         if post.closed {
             return Err(Stopped);
+        }
+        if let Message::Wake(port) = message
+            && !post.note_wake(port)
+        {
+            return Ok(());
         }
         post.messages.push(message);
         self.waiting.store(true, Ordering::Release);
@@ -65,6 +84,7 @@ impl Inbox {
     pub(crate) fn take(&self) -> Vec<Message> {
         let mut post = self.lock();
         self.waiting.store(false, Ordering::Relaxed);
+        post.woken.fill(false);
         std::mem::take(&mut post.messages)
     }
 
@@ -73,5 +93,36 @@ impl Inbox {
         let mut post = self.lock();
         post.closed = true;
         std::mem::take(&mut post.messages)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wakes(messages: &[Message]) -> Vec<PortIndex> {
+        let port = |message: &Message| match message {
+            Message::Wake(port) => Some(*port),
+            Message::Call(_) | Message::Stop => None,
+        };
+        messages.iter().filter_map(port).collect()
+    }
+
+    #[test]
+    fn wake_ups_that_nobody_reads_are_one_for_each_port() {
+        let inbox = Inbox::new();
+        for _ in 0..3 {
+            for port in [7, 0] {
+                inbox.push(Message::Wake(port)).unwrap();
+            }
+            inbox.push(Message::Stop).unwrap();
+        }
+        let messages = inbox.take();
+        assert_eq!((messages.len(), wakes(&messages)), (5, vec![7, 0]));
+        // What comes after they were read is kept.
+        inbox.push(Message::Wake(7)).unwrap();
+        assert!(inbox.has_messages());
+        assert_eq!(wakes(&inbox.take()), [7]);
+        assert!(inbox.take().is_empty());
     }
 }

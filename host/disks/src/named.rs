@@ -184,8 +184,11 @@ fn check_name(name: &str) -> Result<(), Error> {
 pub struct Disks {
     by_name: Mutex<BTreeMap<String, NamedDisk>>,
     /// Read-locked while a named disk is opened, until its namespace is listed at its endpoint.
-    /// Write-locked while a disk is resized and its users are told.
+    /// Write-locked while a disk is resized and its users are told. Not locked while anybody waits
+    /// for a user's client.
     sizes: RwLock<()>,
+    /// Locked until all users of a disk that is resized have adopted its size.
+    resizing: Mutex<()>,
 }
 
 impl Disks {
@@ -202,6 +205,11 @@ impl Disks {
     /// Locks the sizes for writing: while the guard is held, no named disk is being attached.
     pub fn sizes_change(&self) -> RwLockWriteGuard<'_, ()> {
         self.sizes.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Waits until no other disk is being resized. No other one is while the guard is held.
+    pub fn resizing(&self) -> MutexGuard<'_, ()> {
+        self.resizing.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Returns the disk of this name.

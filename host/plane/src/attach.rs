@@ -7,7 +7,7 @@ use slipway_disks::{DiskPlace, NamedDisk};
 use slipway_nvme::ChangeError;
 use slipway_plane_api::v1;
 
-use crate::door::{Door, rates};
+use crate::door::{Door, PendingChange, rates};
 use crate::plane::Plane;
 use crate::{Error, namespace};
 
@@ -24,7 +24,7 @@ impl Plane {
         let id = &request.endpoint_id;
         // No disk changes its size between being opened and being listed among those that are told
         // of new sizes.
-        let _sizes = self.disks().sizes_stay();
+        let sizes = self.disks().sizes_stay();
         let wanted = v1::Namespace {
             nsid: request.nsid,
             disk: request.disk.clone(),
@@ -40,7 +40,11 @@ impl Plane {
             let (status, namespace) = served.reserve(&wanted, opened)?;
             Ok::<_, Error>((served.door()?, status, namespace))
         })??;
-        let attached = door.attach(namespace).wait(id, Instant::now() + PATIENCE);
+        let attaching = door.attach(namespace);
+        // The controller hears of later sizes after this. Its client may have stopped it, and must
+        // not hold up others.
+        drop(sizes);
+        let attached = attaching.wait(id, Instant::now() + PATIENCE);
         if attached.is_err() {
             let _ = self.with_endpoint(id, |served| served.take(|one| one.nsid == status.nsid));
         }
@@ -145,32 +149,31 @@ impl Plane {
     /// [`Error::Resources`]: a user does not finish its requests or is not polled, and adopts the
     /// size later; the part that a smaller disk gives up still exists then.
     pub fn resize_disk(&self, request: &v1::ResizeDiskRequest) -> Result<v1::NamedDisk, Error> {
-        let _alone = self.disks().sizes_change();
+        let _resizing = self.disks().resizing();
+        let alone = self.disks().sizes_change();
         let disk = self.disks().get(&request.name)?;
         disk.resize(request)?;
-        self.tell_users(&disk)?;
+        let asked = self.tell_users(&disk);
+        // Clients may have stopped their functions, and must not hold up others.
+        drop(alone);
+        adopted(asked, Instant::now() + PATIENCE)?;
         disk.trim()?;
         Ok(disk.describe(self.users(&disk.name)))
     }
 
-    /// Has every user of a disk adopt the disk's size.
-    fn tell_users(&self, disk: &NamedDisk) -> Result<(), Error> {
-        let until = Instant::now() + PATIENCE;
+    /// Asks every user of a disk to adopt the disk's size. Returns what was asked, with the ids of
+    /// the endpoints.
+    fn tell_users(&self, disk: &NamedDisk) -> Vec<(String, PendingChange)> {
         let doors = self.each_endpoint(|id, served| {
             let nsids = served.resized(&disk.name, disk.bytes());
             let ask = |door: Door| {
-                nsids.into_iter().map(|nsid| (id.to_owned(), door.refresh(nsid))).collect()
+                let refresh = |nsid| (id.to_owned(), door.refresh(nsid));
+                nsids.into_iter().map(refresh).collect::<Vec<_>>()
             };
             // An endpoint without a controller has no disks.
             served.door().map_or(Vec::new(), ask)
         });
-        let outcomes = doors.into_iter().flatten().map(|(id, asked)| asked.wait(&id, until));
-        let outcomes: Vec<_> = outcomes.collect();
-        let gone = |error: &Error| {
-            matches!(error, Error::Unknown(_) | Error::Change(ChangeError::Unknown(_)))
-        };
-        // An endpoint or namespace that was removed meanwhile needs no size.
-        outcomes.into_iter().filter(|one| !one.as_ref().is_err_and(gone)).collect()
+        doors.into_iter().flatten().collect()
     }
 
     /// Returns all named disks, by name.
@@ -183,4 +186,16 @@ impl Plane {
         let users = self.each_endpoint(|_, served| served.uses(name));
         users.into_iter().flatten().collect()
     }
+}
+
+/// Waits until `until` for the users of a disk to adopt its size.
+///
+/// # Errors
+/// The first error of [`PendingChange::wait`].
+fn adopted(asked: Vec<(String, PendingChange)>, until: Instant) -> Result<(), Error> {
+    let outcomes: Vec<_> = asked.into_iter().map(|(id, one)| one.wait(&id, until)).collect();
+    let gone =
+        |error: &Error| matches!(error, Error::Unknown(_) | Error::Change(ChangeError::Unknown(_)));
+    // An endpoint or namespace that was removed meanwhile needs no size.
+    outcomes.into_iter().filter(|one| !one.as_ref().is_err_and(gone)).collect()
 }

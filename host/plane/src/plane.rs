@@ -279,7 +279,12 @@ impl Plane {
         drop(served);
         control.close();
         let closed = control.wait_closed(CLOSE);
-        self.give_back(place);
+        match (closed, &self.shared.keep, place) {
+            (false, Some(keep), Some(number)) => {
+                keep.give_back_later(number, move || control.wait_closed(Duration::ZERO));
+            }
+            _ => self.give_back(place),
+        }
         self.lock().remove(id);
         if closed {
             return Ok(());

@@ -5,6 +5,7 @@ mod retries;
 
 pub use retries::Retries;
 
+use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -119,6 +120,11 @@ impl<D: Device> Pool<D> {
         let workers = workers.map_err(|source| Error::Threads { pool: name(), source })?;
         inner.queue.push(jobs);
         Ok(Self { inner, _workers: Arc::new(workers) })
+    }
+
+    /// Returns whether `other` is a clone of this pool.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
     }
 
     /// Returns the pool's name.
@@ -329,7 +335,10 @@ impl<D: Device> Pool<D> {
 
 impl<D: Device> Inner<D> {
     /// Brings the table to what the ledger says. Returns the jobs.
-    fn recover(&self, records: Vec<(u32, Record)>) -> Vec<DeviceOperation> {
+    fn recover(&self, mut records: Vec<(u32, Record)>) -> Vec<DeviceOperation> {
+        // An owner that took a VF after it had lost another one, whose record still names it, has
+        // the later one.
+        records.sort_by_key(|(_, record)| Reverse(record.since_ns));
         let count = self.shelf.table().len() as u32;
         let mut jobs: Vec<Option<DeviceOperation>> =
             (0..count).map(|vf| Some(DeviceOperation::Open(vf))).collect();

@@ -458,7 +458,7 @@ impl Table {
                     self.closed(vf);
                     None
                 }
-                (_, Err(why)) => self.done(vf, Err(why.clone())),
+                (_, Err(why)) => self.cleaned(vf, Err(why.clone())),
                 (Some(VfState::Ready), Ok(())) => self.done(vf, Ok(())),
                 _ => Some(DeviceOperation::Open(vf)),
             });

@@ -6,7 +6,7 @@ mod devices;
 use std::time::Duration;
 
 use devices::{Bench, owner};
-use slipway_vf_pool::{Error, VfState};
+use slipway_vf_pool::{Error, Ledger, Record, Standing, VfState};
 
 /// Longer than any test takes on any machine.
 const PATIENCE: Duration = Duration::from_secs(100);
@@ -263,6 +263,38 @@ fn the_next_process_keeps_living_owners_and_returns_the_others() {
     // The owner's device was not disturbed.
     assert_eq!(bench.calls(alive), ["open", "reset", "scrub", "admit", "adopt"]);
     assert!(bench.calls(dead).ends_with(&["reset".to_owned(), "scrub".to_owned()]));
+}
+
+#[test]
+fn of_two_vfs_that_are_recorded_for_an_owner_the_next_process_adopts_the_later_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = Ledger::open(&folder.path().join("ledger")).unwrap();
+    // VF 0 was adopted too late, so that its owner took VF 1.
+    for (vf, since_ns) in [(0, 7), (1, 8)] {
+        let record = Record { standing: Standing::Taken { owner: owner("a") }, since_ns };
+        ledger.write("test", vf, Some(&record)).unwrap();
+    }
+    let bench = Bench::with(ledger);
+    let pool = bench.pool(2, 1, 1, PATIENCE);
+    assert_eq!(pool.vf_of(&owner("a")).unwrap(), 1);
+    assert!(pool.settle(PATIENCE));
+    assert_eq!(bench.calls(0), ["open", "reset", "scrub"]);
+    assert!(!bench.calls(1).contains(&"reset".to_owned()));
+}
+
+#[test]
+fn a_vf_that_is_drained_while_its_set_is_reset_is_closed_whatever_comes_of_the_reset() {
+    let bench = Bench::new();
+    let pool = bench.pool(2, 2, 1, PATIENCE);
+    assert!(pool.settle(PATIENCE));
+    let held = bench.hold("reset_set");
+    bench.fail("reset_set", 0);
+    pool.reset_set(0).unwrap();
+    pool.drain(1).unwrap();
+    drop(held);
+    assert!(pool.settle(PATIENCE));
+    assert_eq!((pool.counts().failed, pool.counts().drained), (1, 1));
+    assert_eq!(bench.calls(1).last().unwrap(), "close");
 }
 
 #[test]

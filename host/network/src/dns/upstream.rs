@@ -16,6 +16,8 @@ const MAX_SERVERS: usize = 3;
 /// The largest file that is read.
 const MAX_FILE: u64 = 64 << 10;
 const PORT: u16 = 53;
+/// The bit TC of a header's third byte: the message is cut (RFC 1035, section 4.1.1).
+const CUT: u8 = 0x02;
 
 /// Returns the resolvers that the resolv.conf(5) at `path` names.
 pub async fn servers(path: &Path) -> Vec<SocketAddr> {
@@ -57,11 +59,15 @@ async fn ask_one(server: SocketAddr, query: &[u8]) -> std::io::Result<Vec<u8>> {
     let own = identifier();
     asked[..2].copy_from_slice(&own);
     socket.send(&asked).await?;
-    let mut reply = vec![0; MAX_UDP];
+    let mut reply = vec![0; MAX_UDP + 1];
     loop {
         let length = socket.recv(&mut reply).await?;
         if matches(&reply[..length], own) {
-            reply.truncate(length);
+            if length > MAX_UDP {
+                // The sandbox asks once more, by TCP.
+                reply[2] |= CUT;
+            }
+            reply.truncate(length.min(MAX_UDP));
             reply[..2].copy_from_slice(&query[..2]);
             return Ok(reply);
         }
@@ -120,5 +126,25 @@ mod tests {
                     192.0.2.3\n";
         let found: Vec<_> = parse(text).iter().map(ToString::to_string).collect();
         assert_eq!(found, ["192.0.2.1:53", "[::1]:53", "192.0.2.2:53"]);
+    }
+
+    #[tokio::test]
+    async fn a_reply_that_is_cut_says_so() {
+        let resolver = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let server = resolver.local_addr().unwrap();
+        let mut query = [0; 12];
+        query[..2].copy_from_slice(&[7, 9]);
+        for (length, is_cut) in [(12, false), (MAX_UDP, false), (MAX_UDP + 1, true), (9000, true)] {
+            let answers = async {
+                let mut reply = vec![0; length];
+                let (_, client) = resolver.recv_from(&mut reply[..12]).await.unwrap();
+                reply[2] |= 0x80;
+                resolver.send_to(&reply, client).await.unwrap();
+            };
+            let (reply, ()) = tokio::join!(ask_one(server, &query), answers);
+            let reply = reply.unwrap();
+            assert_eq!((reply.len(), reply[2] & CUT != 0), (length.min(MAX_UDP), is_cut));
+            assert_eq!(reply[..2], query[..2]);
+        }
     }
 }

@@ -58,12 +58,17 @@ const DISKS: u32 = slipway_keeper::SLOTS / KEPT_SLOTS - 1;
 /// shelves below.
 const MEMORY: u32 = DISKS - 8;
 
+/// Returns whether a removed endpoint has ended.
+type HasEnded = Box<dyn Fn() -> bool + Send>;
+
 /// A plane's keeper.
 pub struct PlaneKeeper {
     keeper: Arc<Keeper>,
     witness: Arc<OwnedFd>,
     endpoints: Numbers,
     disks: Numbers,
+    /// The numbers of removed endpoints that had not ended.
+    ending: Mutex<Vec<(u32, HasEnded)>>,
 }
 
 /// The endpoints and disks that a predecessor left.
@@ -135,7 +140,8 @@ impl PlaneKeeper {
         let left = LeftFiles::sort(keeper.take(PATIENCE)?);
         let witness = Arc::new(lock(witness)?);
         let (endpoints, disks) = (Numbers::default(), Numbers::default());
-        let keep = Self { keeper: Arc::new(keeper), witness, endpoints, disks };
+        let (keeper, ending) = (Arc::new(keeper), Mutex::default());
+        let keep = Self { keeper, witness, endpoints, disks, ending };
         let (mut found, mut useless) = (Inheritance::default(), Vec::new());
         for (number, files) in left.disks {
             let disk = keep.find_disk(number, files);
@@ -187,6 +193,7 @@ impl PlaneKeeper {
 
     /// Makes a place for a new endpoint.
     pub fn make(&self, request: &v1::CreateEndpointRequest) -> Result<KeptPlace, Error> {
+        self.free_ended();
         let number = self.endpoints.next(MEMORY)?;
         let made = fresh("slipway-endpoint", Self::endpoint_len(), layout::endpoint());
         let made = made.and_then(|(memory, rest)| {
@@ -229,6 +236,24 @@ impl PlaneKeeper {
         // An error means that the keeper is gone, and then it holds nothing.
         let _ = self.shelf(number).clear_all();
         self.endpoints.give_back(number);
+    }
+
+    /// Clears the place of a removed endpoint that has not ended. The place has no other endpoint
+    /// before `has_ended` returns `true`: until then the removed one may clear slots of the shelf.
+    pub fn give_back_later(&self, number: u32, has_ended: impl Fn() -> bool + Send + 'static) {
+        let _ = self.shelf(number).clear_all();
+        self.ending().push((number, Box::new(has_ended)));
+    }
+
+    /// Releases the places of removed endpoints that have ended by now.
+    fn free_ended(&self) {
+        let ended: Vec<_> = self.ending().extract_if(.., |one| (one.1)()).collect();
+        ended.into_iter().for_each(|(number, _)| self.give_back(number));
+    }
+
+    fn ending(&self) -> MutexGuard<'_, Vec<(u32, HasEnded)>> {
+        // The list is changed in single calls: a panic leaves it consistent.
+        self.ending.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Releases the place of a named disk that was removed.
@@ -323,10 +348,37 @@ fn lock(path: &Path) -> std::io::Result<OwnedFd> {
 mod tests {
     use std::fs::File;
     use std::os::unix::fs::PermissionsExt;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use rustix::fs::FlockOperation;
 
     use super::*;
+
+    #[test]
+    fn the_place_of_a_removed_endpoint_is_free_once_it_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keeper");
+        let served = path.clone();
+        std::thread::spawn(move || slipway_keeper::serve(&served));
+        let keeper = loop {
+            match Keeper::connect(&path) {
+                Ok(keeper) => break keeper,
+                Err(_) => std::thread::yield_now(),
+            }
+        };
+        let (keep, _) = PlaneKeeper::open(keeper, &dir.path().join("witness")).unwrap();
+        let request = v1::CreateEndpointRequest { id: "one".into(), ..Default::default() };
+        let make = || keep.make(&request).unwrap().number();
+        assert_eq!([make(), make()], [0, 1]);
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&has_ended);
+        keep.give_back_later(0, move || ended.load(Ordering::Relaxed));
+        assert_eq!(make(), 2);
+        has_ended.store(true, Ordering::Relaxed);
+        assert_eq!(make(), 0);
+        keep.give_back(1);
+        assert_eq!(make(), 1);
+    }
 
     /// Opening the witness for reading would be enough to hold its lock for any time.
     #[test]

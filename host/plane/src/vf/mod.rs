@@ -225,7 +225,10 @@ impl VirtualFunctions {
     /// # Errors
     /// [`VfError::Unknown`]; [`VfError::InUse`], and then the VFs that nobody has are drained.
     pub fn remove(&self, name: &str) -> Result<(), VfError> {
-        let entry = self.entry(name)?;
+        self.remove_entry(name, &self.entry(name)?)
+    }
+
+    fn remove_entry(&self, name: &str, entry: &TemplatePool) -> Result<(), VfError> {
         let in_use = |why: String| VfError::InUse(name.to_owned(), why);
         let counts = entry.pool.counts();
         if counts.taken > 0 {
@@ -235,6 +238,10 @@ impl VirtualFunctions {
         let is_settled = entry.pool.settle(CLOSE);
         // With the lock held, which `resume` needs: no VF is opened again after this look.
         let mut state = self.lock();
+        // Another caller may have removed the pool meanwhile, and made one of the same name.
+        if !state.entry(name)?.pool.is_same(&entry.pool) {
+            return Err(VfError::Unknown(name.to_owned()));
+        }
         let counts = entry.pool.counts();
         if !is_settled || counts.drained < counts.all() {
             return Err(in_use(format!("of its VFs {}", counts.unready())));
@@ -367,4 +374,30 @@ fn lives(owner: &Owner) -> bool {
     let fields = stat.rsplit_once(") ").map(|(_, fields)| fields).unwrap_or_default();
     let is_zombie = fields.starts_with(['Z', 'X']);
     !is_zombie && fields.split_ascii_whitespace().nth(19) == Some(started)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_that_was_made_again_is_not_removed_by_the_caller_that_meant_the_former() {
+        let folder = tempfile::tempdir().unwrap();
+        let plane = Plane::new(crate::Settings::default()).unwrap();
+        let ledger = folder.path().join("ledger");
+        let functions = VirtualFunctions::open(plane, folder.path(), &ledger);
+        let ram = v1::disk::Kind::Ram(v1::RamDisk { size_bytes: 1 << 20 });
+        let disk = Some(v1::Disk { block_size: 0, kind: Some(ram) });
+        let kind = Some(Kind::Nvme(vf_v1::template::Nvme { disk, layers_bytes: 0 }));
+        let template = vf_v1::Template { kind, count: 1, ..Default::default() };
+        functions.create("disks", template.clone()).unwrap();
+        let former = functions.entry("disks").unwrap();
+        functions.remove("disks").unwrap();
+        functions.create("disks", template).unwrap();
+        let late = functions.remove_entry("disks", &former);
+        assert!(matches!(late, Err(VfError::Unknown(_))), "{late:?}");
+        functions.remove("disks").unwrap();
+        let gone = functions.remove("disks");
+        assert!(matches!(gone, Err(VfError::Unknown(_))), "{gone:?}");
+    }
 }

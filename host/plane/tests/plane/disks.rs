@@ -15,6 +15,7 @@ use slipway_nvme_spec::status::Status;
 use slipway_plane::Error;
 use slipway_plane_api::v1::{self, disk::Kind};
 use slipway_vfio_user_client::sealed_memory;
+use slipway_vfio_user_spec::device_state;
 
 use crate::common::*;
 
@@ -293,6 +294,35 @@ fn disks_come_and_go_under_a_driver() {
     assert!(matches!(rig.plane.detach(&request), Err(Error::UnknownNamespace(_))));
     rig.plane.remove_disk("data").unwrap();
     assert!(rig.plane.list_disks().is_empty());
+}
+
+/// A client that has stopped its function has its endpoint change nothing.
+#[test]
+fn a_function_that_is_stopped_holds_up_no_other_endpoint() {
+    let mut rig = Rig::new();
+    for name in ["data", "other"] {
+        create(&rig, name, ram(1 << 20)).unwrap();
+    }
+    let mut driver = endpoint(&mut rig, "one", vec![named("data", false)]);
+    let socket_path = rig.dir.path().join("two").to_string_lossy().into_owned();
+    let two = v1::CreateEndpointRequest { socket_path, ..rig.request("two", vec![]) };
+    driver.registers.client.set_device_state(device_state::STOP).unwrap();
+    std::thread::scope(|scope| {
+        let attached = scope.spawn(|| attach(&rig, "one", 2, ram(1 << 20)));
+        while rig.plane.get("one").unwrap().namespaces.len() < 2 {
+            std::thread::yield_now();
+        }
+        rig.plane.remove_disk("other").unwrap();
+        let resized = scope.spawn(|| resize(&rig, "data", 2 << 20, false));
+        while rig.plane.list_disks()[0].size_bytes == 1 << 20 {
+            std::thread::yield_now();
+        }
+        rig.plane.create(&two).unwrap();
+        // Neither has failed for want of an answer.
+        driver.registers.client.set_device_state(device_state::RUNNING).unwrap();
+        attached.join().unwrap().unwrap();
+        resized.join().unwrap().unwrap();
+    });
 }
 
 /// Commands are always in flight while the disk is detached, attached and resized. Each of them

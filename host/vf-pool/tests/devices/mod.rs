@@ -124,6 +124,13 @@ impl Scripted {
     fn call(&self, operation: &'static str) -> Result<(), Fault> {
         let mut script = self.shared.script.lock().unwrap();
         script.calls[self.vf as usize].push(operation.to_owned());
+        drop(script);
+        self.pass(operation)
+    }
+
+    /// Waits as long as an operation is held up, and fails if it is to fail.
+    fn pass(&self, operation: &'static str) -> Result<(), Fault> {
+        let script = self.shared.script.lock().unwrap();
         let is_held = |script: &mut Script| {
             let held = [(operation, None), (operation, Some(self.vf))];
             held.iter().any(|what| script.held.contains(what))
@@ -159,7 +166,7 @@ impl Device for Scripted {
 
     fn reset_set(devices: &mut [&mut Self]) -> Result<(), Fault> {
         devices[0].shared.script.lock().unwrap().set_resets += 1;
-        Ok(())
+        devices[0].pass("reset_set")
     }
 
     fn admit(&mut self) -> Result<(), Fault> {
