@@ -6,8 +6,10 @@
 
 use libc::{c_int, pollfd};
 
-use crate::polling::READ;
-
+/// Events for bytes that have arrived, or an end.
+pub const READ: i16 = libc::POLLIN | libc::POLLRDNORM;
+/// Events for room to send.
+pub const WRITE: i16 = libc::POLLOUT | libc::POLLWRNORM;
 /// The number of descriptors that are polled without allocating.
 const FEW: usize = 32;
 const NOTHING: pollfd = pollfd { fd: -1, events: 0, revents: 0 };

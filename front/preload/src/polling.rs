@@ -10,15 +10,11 @@ use libc::{c_int, pollfd, sigset_t};
 use slipway_socket::{Deadline, Edge, Endpoint, Errno, Half, heavy, is_told_surely};
 
 use crate::fds::{self, DescriptorKind, Ref};
-use crate::polled::{Polled, SetOwner};
+use crate::polled::{Polled, READ, SetOwner, WRITE};
 use crate::real::{self, sys};
 use crate::session;
 use crate::time::timespec_of;
 
-/// Events for bytes that have arrived, or an end.
-pub const READ: i16 = libc::POLLIN | libc::POLLRDNORM;
-/// Events for room to send.
-const WRITE: i16 = libc::POLLOUT | libc::POLLWRNORM;
 /// Events that poll(2) reports without being asked for them.
 const ALWAYS: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 /// The longest sleep in nanoseconds. Another thread may drain a connection's eventfd before this
