@@ -19,7 +19,7 @@ PROGRAMS ?= $(TARGET)/release
 HOST := x86_64-unknown-linux-gnu
 
 .DEFAULT_GOAL := help
-.PHONY: help setup core static-core static build demo shell test-programs test check site fuzz soak bench install node-image clean
+.PHONY: help setup core static-core static build demo shell test-programs test check docs site fuzz soak bench install node-image clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,12 +67,16 @@ test-programs:
 test: ## every test: units, end to end. The programs have assertions, and checks of overflows
 	@deploy/setup/setup.sh build run driver test
 	@# Together: the links of static programs are one thread each.
-	@$(MAKE) --no-print-directory --jobs=2 static test-programs
+	@$(MAKE) --no-print-directory static & $(MAKE) --no-print-directory test-programs && wait $$!
 	@deploy/check/test.sh $(TARGET)/tests/slipway
 
-check: ## format, lints, docs, licences, the floor rule
+check: ## format, lints, documents, licences, the floor rule
 	@deploy/setup/setup.sh build check
 	@deploy/check/check.sh
+
+docs: ## the documentation of all crates, of which a warning is an error: target/doc
+	@deploy/setup/setup.sh build
+	RUSTDOCFLAGS='-D warnings' cargo doc --quiet --locked --workspace --no-deps
 
 site: ## these documents as a site: target/site/index.html
 	@deploy/setup/setup.sh site
@@ -82,8 +86,9 @@ fuzz: ## fuzz every target for half an hour in all (fuzz/run --help for more)
 	@deploy/setup/setup.sh build fuzz
 	fuzz/run --total 1800
 
-soak: build ## the end-to-end tests with the programs that are installed; fuzz every target for half an hour each; an interface down and up a hundred times; DPDK in a guest; pods under kills for ten minutes; the CNI plugin under kills; fifty forks, twenty at once, and kills of forks, of snapshots and of memory and CPUs that come and go, memory of containers, crashes, restarts and given back memory on KVM; hostile guests and programs for five minutes each; memory of huge pages, whose limit on this host it raises
+soak: build ## the documentation; the end-to-end tests with the programs that are installed; fuzz every target for half an hour each; an interface down and up a hundred times; DPDK in a guest; pods under kills for ten minutes; the CNI plugin under kills; fifty forks, twenty at once, and kills of forks, of snapshots and of memory and CPUs that come and go, memory of containers, crashes, restarts and given back memory on KVM; hostile guests and programs for five minutes each; memory of huge pages, whose limit on this host it raises
 	@deploy/setup/setup.sh build run driver fuzz
+	@$(MAKE) --no-print-directory docs
 	@# `make test` runs these with programs that have assertions.
 	deploy/check/test.sh $(TARGET)/release/slipway
 	for test in 46-e1000 46-e1000-driver 46-guest-network; do \

@@ -3,7 +3,10 @@
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.." || exit
 failed=()
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
 
+# part NAME COMMAND...: runs it, and what it says is shown at once.
 part() {
     local name=$1
     shift
@@ -11,8 +14,26 @@ part() {
     "$@" || failed+=("$name")
 }
 
-docs_without_warnings() {
-    RUSTDOCFLAGS='-D warnings' cargo doc --quiet --locked --workspace --no-deps
+# beside NAME COMMAND...: runs it beside the parts, and what it says is shown by `shown`.
+asides=()
+beside() {
+    local name=$1
+    shift
+    asides+=("$name")
+    (
+        "$@" >"$logs/$name" 2>&1
+        echo $? >"$logs/$name.status"
+    ) &
+}
+
+shown() {
+    local name
+    wait
+    for name in "${asides[@]}"; do
+        printf 'check: %s\n' "$name"
+        cat "$logs/$name"
+        [ "$(cat "$logs/$name.status")" = 0 ] || failed+=("$name")
+    done
 }
 
 # SC2154: variables of sourced files that shellcheck cannot find.
@@ -25,20 +46,22 @@ scripts() {
 # The fuzz targets are a workspace of their own, built by `make fuzz`: its lock is looked at here.
 fuzz_lock() { cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null; }
 
+# One after the other: together they would take the processors of the lints.
+without_cargo() {
+    local check status=0
+    for check in documents:docs words layout circles figures floors vmm-lines:vmm_lines licences; do
+        python3 "deploy/check/${check#*:}.py" || { echo "${check%:*}: FAILED"; status=1; }
+    done
+    return $status
+}
+
 part format cargo fmt --all --check
+beside scripts scripts
+beside sources without_cargo
+beside units deploy/check/units.sh
 part lints cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
-part docs docs_without_warnings
 part fuzz-lock fuzz_lock
-part documents python3 deploy/check/docs.py
-part words python3 deploy/check/words.py
-part layout python3 deploy/check/layout.py
-part circles python3 deploy/check/circles.py
-part figures python3 deploy/check/figures.py
-part floors python3 deploy/check/floors.py
-part vmm-lines python3 deploy/check/vmm_lines.py
-part units deploy/check/units.sh
-part licences python3 deploy/check/licences.py
-part scripts scripts
+shown
 
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'check: FAILED: %s\n' "${failed[*]}" >&2
