@@ -92,7 +92,7 @@ soak: build ## the documentation; the end-to-end tests with the programs that ar
 	@# `make test` runs these with programs that have assertions.
 	deploy/check/test.sh $(TARGET)/release/slipway
 	for test in 46-e1000 46-e1000-driver 46-guest-network; do \
-	    SLIPWAY=$(TARGET)/release/slipway SLIPWAY_DRIVER_ROUNDS=100 tests/e2e/$$test.sh || exit; done
+	    SLIPWAY=$(TARGET)/release/slipway SLIPWAY_SOAK=1 SLIPWAY_DRIVER_ROUNDS=100 tests/e2e/$$test.sh || exit; done
 	for test in 46-testpmd 71-plug; do \
 	    SLIPWAY=$(TARGET)/release/slipway SLIPWAY_SOAK=1 tests/e2e/$$test.sh || exit; done
 	@# With QEMU: `make test` has fewer kills, and a shorter time.

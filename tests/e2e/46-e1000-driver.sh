@@ -7,6 +7,7 @@
 . "$(dirname "$0")/lib.sh"
 # shellcheck source=tests/e2e/e1000.sh
 . "$here/e1000.sh"
+only_in_soak "it takes minutes by itself, on all processors; 46-e1000 has the kernel's own driver"
 headers=${SLIPWAY_E1000_HEADERS:-/var/lib/slipway/kernel-e1000-headers/build}
 driver=$top/guest/e1000-slipway
 [ -f "$headers/Makefile" ] || skip "the headers of $kernel (deploy/setup/setup.sh driver)"
