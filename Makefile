@@ -67,7 +67,8 @@ test-programs:
 test: ## every test: units, end to end. The programs have assertions, and checks of overflows
 	@deploy/setup/setup.sh build run driver test
 	@# Together: the links of static programs are one thread each.
-	@$(MAKE) --no-print-directory static & $(MAKE) --no-print-directory test-programs && wait $$!
+	@$(MAKE) --no-print-directory static & static=$$!; $(MAKE) --no-print-directory test-programs; \
+	    status=$$?; wait $$static && exit $$status
 	@deploy/check/test.sh $(TARGET)/tests/slipway
 
 check: ## format, lints, documents, licences, the floor rule
