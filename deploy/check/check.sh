@@ -46,8 +46,8 @@ scripts() {
 # The fuzz targets are a workspace of their own, built by `make fuzz`: its lock is looked at here.
 fuzz_lock() { cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null; }
 
-# One after the other: together they would take the processors of the lints.
-without_cargo() {
+# The programs that read the sources. One after the other: together they would take the processors of the lints.
+sources() {
     local check status=0
     for check in documents:docs words layout circles figures floors vmm-lines:vmm_lines licences; do
         python3 "deploy/check/${check#*:}.py" || { echo "${check%:*}: FAILED"; status=1; }
@@ -57,7 +57,7 @@ without_cargo() {
 
 part format cargo fmt --all --check
 beside scripts scripts
-beside sources without_cargo
+beside sources sources
 beside units deploy/check/units.sh
 part lints cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
 part fuzz-lock fuzz_lock

@@ -35,6 +35,6 @@ grep -E 'lab: (accelerator|cpu|vmms)=' "$work/lab"
 ok "KVM probed, chosen and used in an emulated server, by slipway-vmm and by QEMU: exit status, two CPUs, a volume, two at once"
 say "$(sed -n 's/^kvm-host: \(.* kills:\)/\1/p' "$work/lab")"
 ok "two sandboxes on slipway-vmm outlived killed daemons, and every byte of a disk and of a TCP stream was right"
-# Of what only slipway-vmm has. `make soak` has others run there, which take minutes each.
+# A test of features that only slipway-vmm has. `make soak` runs the others in the server: they take minutes each.
 in_server --test 14-forks
 ok "on slipway-vmm in an emulated server: 14-forks"

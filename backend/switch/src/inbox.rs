@@ -119,7 +119,7 @@ mod tests {
         }
         let messages = inbox.take();
         assert_eq!((messages.len(), wakes(&messages)), (5, vec![7, 0]));
-        // What comes after they were read is kept.
+        // A wake-up that comes after they were read is kept.
         inbox.push(Message::Wake(7)).unwrap();
         assert!(inbox.has_messages());
         assert_eq!(wakes(&inbox.take()), [7]);

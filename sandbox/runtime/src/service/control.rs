@@ -106,7 +106,7 @@ pub(super) async fn stop(target: &Target, patience: Duration) -> Result<(), Erro
         return pod::stop(target, patience).await;
     }
     if target.sandbox.is_in_file() {
-        // One that comes back from its file gets its stop signal once it is back.
+        // A sandbox that comes back from its file gets the signal once it is back.
         let _ = tokio::time::timeout(LONGEST, target.container.pausing.read()).await;
     }
     if target.sandbox.state() == SandboxState::Running {

@@ -52,7 +52,7 @@ async fn tell_start(target: &Target, sender: &Sender) -> bool {
     }
     // The container may have started and ended meanwhile.
     let state = container.wait_state(is_settled).await;
-    // One that comes back from a file runs before its new timeline has the container's stage.
+    // A sandbox that comes back from a file runs before its timeline has this stage.
     let ran = state == SandboxState::Running || has_run(target);
     if state == SandboxState::Failed || !ran {
         container.wait_state(|state| !state.is_live()).await;
