@@ -1,5 +1,6 @@
 """Measures starts of sandboxes whose first command uses a disk and the network: forks beside boots of the same image.
 Forks are of two kinds, in turn: the guest's agent sets the MAC address, or the port on the switch translates it (`fork_port`).
+Behind them come forks with a socket function (`fork_sockets`), of a template of their own.
 
 usage: forks.py IMAGE BOOTS FORKS    prints a line `lab: KIND_NAME=MICROSECONDS` for each figure of each start
 
@@ -7,7 +8,7 @@ A start is from the program `slipway` on. Figures: `answer`, the agent's first a
 runs; `used`, its first line of output has come, which it writes once it has written to its volume and to its root and
 the gateway of its network has answered. A figure `stage_NAME` is a stage of the start.
 """
-import json, subprocess, sys, tempfile, time
+import json, os, subprocess, sys, tempfile, time
 
 COMMAND = """
 set -e
@@ -18,7 +19,8 @@ echo used
 """
 # Seconds of the server's clock after which a start counts as hung.
 PATIENCE = 10
-# Seconds between two starts, in which the kernel takes apart what the one before had.
+# Seconds between two starts, in which the kernel takes apart what the one before had, and the daemon makes what it keeps ready
+# for the next one (`spare_vmms`, `spare_forks`).
 BETWEEN = 1
 
 
@@ -61,6 +63,22 @@ def measure(kinds, image, gateway, count):
                 print(f"lab: {name}_{figure}={value // 1000}", flush=True)
 
 
+def start_engine():
+    """Starts the socket engine of sandboxes with `--sockets`, and returns once it serves."""
+    with open("/run/policy.toml", "w") as policy:
+        policy.write('[[tenant]]\nname = "host"\nnetns = "/proc/self/ns/net"\n')
+    os.environ["SLIPWAY_SOCKET"] = "/run/engine.sock"
+    words = ["slipway", "socket", "engine", "--policy", "/run/policy.toml", "--links", "/none"]
+    with open("/run/engine.log", "w") as log:
+        engine = subprocess.Popen(words, stdout=log, stderr=log)
+    while not os.path.exists("/run/engine.d/engine.sock"):
+        if engine.poll() is not None:
+            with open("/run/engine.log") as log:
+                sys.exit(f"the socket engine has ended: {log.read()}")
+        time.sleep(0.1)
+    return engine
+
+
 image, boots, forks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 slipway("run", "--rm", "--wait-network", image, "--", "true")
 gateway = json.loads(slipway("network", "inspect", "default"))[0]["gateway"]
@@ -68,3 +86,8 @@ measure({"boot": ()}, image, gateway, boots)
 slipway("template", "create", "web")
 measure({"fork": ("--from", "web"), "fork_port": ("--from", "web", "--mac-at-port")}, image, gateway, forks)
 slipway("template", "rm", "web")
+engine = start_engine()
+slipway("template", "create", "--sockets", "sockets")
+measure({"fork_sockets": ("--from", "sockets", "--sockets")}, image, gateway, forks)
+slipway("template", "rm", "sockets")
+engine.terminate()
