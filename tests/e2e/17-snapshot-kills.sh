@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# kill -9 of the daemon or of a VMM at random moments of the save of a sandbox that runs and of the start of a fork with
-# its snapshot, and of the daemon while a sandbox gives its memory to a file or comes back: what `slipway ps` says afterwards is true, a sandbox that was saved counts on unless its own VMM was killed,
-# a snapshot is there as a whole or not at all, and nothing of a fork that failed is left.
+# kill -9 of the daemon or of a VMM at the steps of the save of a sandbox that runs and of the start of a fork with its
+# snapshot, which are seen in the records and in the snapshot's files (moments.py), and at random moments, and of the daemon while
+# a sandbox gives its memory to a file or comes back: what `slipway ps` says afterwards is true, a sandbox that was saved counts on
+# unless its own VMM was killed, a snapshot is there as a whole or not at all, and nothing of a fork that failed is left.
 #   17-snapshot-kills.sh [SEED]   the same moments again; or RANDOM_SEED. It is printed
-#   SLIPWAY_KILLS                 how often something is killed, 12 unless told otherwise
+#   SLIPWAY_KILLS                 how many of the kills are at random moments, 12 unless told otherwise
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 # shellcheck source=tests/e2e/kills.sh
@@ -151,6 +152,12 @@ released() {
     remove "$1"
 }
 
+# refused: nothing begins with the snapshot that was cut.
+refused() {
+    local said
+    said=$(timeout 120 "$slipway" run --from cut 2>&1 </dev/null) && fail "a fork of a snapshot that was cut"
+    [[ $said = *'no template or snapshot "cut"'* ]] || fail "a fork of a snapshot that was cut: $said"
+}
 # judge_parent: it counts on, or it is shown as ended if its VMM was killed.
 judge_parent() {
     if [ "$what$victim" = saveVMM ]; then
@@ -166,7 +173,10 @@ judge_parent() {
 judge_snapshot() {
     wait_until 30 no_other || fail "$(ls "$templates"), of which $names are snapshots"
     case $names in
-        base) [ "$what$status" != save0 ] || fail "the snapshot that was made is not there" ;;
+        base)
+            [ "$what$status" != save0 ] || fail "the snapshot that was made is not there"
+            [ "$what" = fork ] || refused
+            ;;
         "base cut")
             [ "$what" = save ] || fail "a snapshot from nowhere"
             begin_fork whole cut >/dev/null || fail "the snapshot is broken: $(explain)"
@@ -191,22 +201,32 @@ judge_victim() {
     fi
 }
 
-for ((number = 0; number < kills; number++)); do
-    what=$([ $((number % 2)) = 0 ] && echo save || echo fork) victim=$([ $((number / 2 % 2)) = 0 ] && echo daemon || echo VMM)
-    most_ms=$([ "$what" = save ] && echo "$save_ms" || echo "$fork_ms")
-    # Not before the client has found the daemon.
-    delay=$((reach_ms + (RANDOM * 32768 + RANDOM) % (most_ms > reach_ms ? most_ms - reach_ms : 1)))
-    told="$what, $victim killed after $delay ms"
+# kill_in WHAT daemon|VMM MOMENT: MOMENT is a step of moments.py, or a number of milliseconds. Sets `what`, `victim` and `before`.
+# `parents` counts the parents whose VMM was killed: the next one boots and is a fork by turns.
+parents=0
+kill_in() {
+    local moment=$3 box=parent of=''
+    what=$1 victim=$2
+    told="$what, $victim killed at $moment"
+    [ "$what" = save ] || box=victim
     before=$(last parent)
     $what >"$work/said" 2>&1 & client=$!
-    sleep_ms "$delay"
-    case $what$victim in
-        *daemon) restart_daemon ;;
-        saveVMM) kill -KILL "$vmm" ;;
-        forkVMM) kill_vmm "$vmm" ;;
+    if [[ $moment =~ ^[0-9]+$ ]]; then
+        sleep_ms "$moment"
+        told+=" ms"
+    else
+        of=$(python3 "$here/moments.py" "$SLIPWAY_DATA_DIR" "$SLIPWAY_RUN_DIR" cut "$box" "$moment" "$client") || told+=", too late"
+    fi
+    case $what$victim:$of in
+        *daemon:*) restart_daemon ;;
+        saveVMM:*) kill -KILL "$vmm" ;;
+        forkVMM:) kill_vmm "$vmm" ;;
+        forkVMM:*) [ "$of" = 0 ] || kill -KILL "$of" 2>/dev/null ;;
     esac
     judge_client "$what"
     told+=", $outcome"
+    # The node learns of the end a moment later.
+    [ "$what$victim" != forkVMM ] || [ "${of:-0}" = 0 ] || wait_until 60 ended victim || fail "it runs without its VMM: $("$slipway" ps; explain)"
     wait_until 30 no_lie || fail "$(lies)"
     judge_parent
     judge_snapshot
@@ -214,7 +234,8 @@ for ((number = 0; number < kills; number++)); do
     if [ "$what$victim" = saveVMM ]; then
         released parent without
         holds_again without
-        start_parent "$([ $((number / 4 % 2)) = 0 ] && echo boot || echo fork)"
+        parents=$((parents + 1))
+        start_parent "$([ $((parents % 2)) = 0 ] && echo fork || echo boot)"
         settle with
     else
         holds_again with
@@ -222,6 +243,20 @@ for ((number = 0; number < kills; number++)); do
     save >/dev/null 2>&1 || fail "the next snapshot: $(explain)"
     "$slipway" snapshot rm cut >/dev/null || fail "the next snapshot: snapshot rm: $(explain)"
     say "$told"
+}
+
+for step in unfinished memory stands layer machine described whole; do kill_in save daemon "$step"; done
+for step in memory stands layer; do kill_in save VMM "$step"; done
+for step in created starting directory process launched running; do kill_in fork daemon "$step"; done
+for step in process launched running; do kill_in fork VMM "$step"; done
+told='after the kills at steps'
+ok "kills at the steps of a save and of a fork: what is said is true, snapshots are whole, and nothing of a fork is left"
+
+for ((round = 0; round < kills; round++)); do
+    what=$([ $((round % 2)) = 0 ] && echo save || echo fork) victim=$([ $((round / 2 % 2)) = 0 ] && echo daemon || echo VMM)
+    most_ms=$([ "$what" = save ] && echo "$save_ms" || echo "$fork_ms")
+    # Not before the client has found the daemon.
+    kill_in "$what" "$victim" $((reach_ms + (RANDOM * 32768 + RANDOM) % (most_ms > reach_ms ? most_ms - reach_ms : 1)))
 done
 
 # A sandbox that gives its memory to a file and comes back: after a kill of the daemon it is in the file, or it has a VMM.

@@ -1,9 +1,10 @@
-"""Waits for a step of the start of a sandbox, or of a change of its size, by what the host shows of it.
+"""Waits for a step of the start of a sandbox, of a change of its size, or of its save, by what the host shows of it.
 
-usage: moments.py DATA_DIR RUN_DIR POOL NAME STEP CLIENT
+usage: moments.py DATA_DIR RUN_DIR OTHER NAME STEP CLIENT
 
-The steps of the sandbox NAME, which takes a function of POOL, are in `STEPS`. The container that comes to a pod or goes from
-it is named "victim". Prints the process id of its VMM, or 0.
+The steps of the sandbox NAME are in `STEPS`. OTHER is the pool of which it takes a function, or the template or snapshot that
+is made of it: the sandbox that is made for the template OTHER is found by that name too. The container that comes to a pod or
+goes from it is named "victim". Prints the process id of its VMM, or 0.
 The status is 1 if the process CLIENT, which asked for it, ended before the step was seen.
 """
 
@@ -16,9 +17,10 @@ LISTENS = "00010000"
 
 
 class Sandbox:
-    def __init__(self, data, run, pool, name):
+    def __init__(self, data, run, other, name):
         self.records = pathlib.Path(data) / "sandboxes"
-        self.run, self.pool, self.name = pathlib.Path(run), pool, name
+        self.templates = pathlib.Path(data) / "templates"
+        self.run, self.other, self.name = pathlib.Path(run), other, name
 
     def record(self):
         """The record on disk, or an empty one."""
@@ -27,7 +29,7 @@ class Sandbox:
                 record = json.loads(path.read_text())
             except FileNotFoundError:
                 continue
-            if record["name"] == self.name:
+            if self.name in (record["name"], record.get("saves")):
                 return record
         return {}
 
@@ -40,7 +42,7 @@ class Sandbox:
         for line in pathlib.Path("/proc/net/unix").read_text().splitlines():
             words = line.split()
             path = pathlib.Path(words[-1])
-            if LISTENS in words and self.run in path.parents and path.name.startswith(f"{self.pool}."):
+            if LISTENS in words and self.run in path.parents and path.name.startswith(f"{self.other}."):
                 return True
         return False
 
@@ -85,6 +87,23 @@ class Sandbox:
         region = self.container().get("region")
         return region is not None and self.record()["bound"]["granted_bytes"][region] > 0
 
+    def has_saved(self, file):
+        """A file of the template or snapshot is there, and is not empty. The directory gets its name at the end."""
+        for end in (".unfinished", ""):
+            try:
+                if (self.templates / (self.other + end) / file).stat().st_blocks > 0:
+                    return True
+            except FileNotFoundError:
+                pass
+        return False
+
+    def has_template(self):
+        return (self.templates / self.other).is_dir()
+
+    def is_being_saved(self):
+        """The template or snapshot has a directory, whole or not."""
+        return self.has_template() or (self.templates / f"{self.other}.unfinished").is_dir()
+
 
 STEPS = {
     # It is on disk, and `ps` shows it.
@@ -107,6 +126,14 @@ STEPS = {
     "cpus": Sandbox.has_more_cpus,
     "begun": lambda sandbox: sandbox.container().get("state") == "running",
     "ending": lambda sandbox: sandbox.container().get("state") == "stopping",
+    # A template or a snapshot is made. A sandbox stands still for a snapshot, from the copy of the rest of its memory on.
+    "unfinished": Sandbox.is_being_saved,
+    "memory": lambda sandbox: sandbox.has_saved("memory"),
+    "stands": lambda sandbox: sandbox.record().get("saving"),
+    "layer": lambda sandbox: sandbox.has_saved("layer"),
+    "machine": lambda sandbox: sandbox.has_saved("machine"),
+    "described": lambda sandbox: sandbox.has_saved("template.json"),
+    "whole": Sandbox.has_template,
 }
 
 
