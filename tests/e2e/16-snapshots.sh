@@ -426,6 +426,20 @@ no_pool() { "$slipway" vf rm nics >/dev/null 2>&1; }
 wait_until 60 no_pool || fail "vf rm: $(explain)"
 ok "a sandbox with a function of a pool is saved, and its forks have interfaces made for them; its memory cannot be in a file"
 
+# The controllers of a live fork and of its parent have serial numbers of their own. Both drivers know the one that was read when
+# the parent booted.
+timeout 120 "$slipway" run --detach --name serials --privileged --network none "$image" -- sleep 10000 >/dev/null ||
+    fail "run serials: $(explain)"
+[ "$(timeout 120 "$slipway" fork serials --name serials-too 2>/dev/null)" = serials-too ] || fail "fork serials: $(explain)"
+for name in serials serials-too; do
+    own=$(of_ps "$name" id)
+    said=$(in_sandbox "$name" sh -c 'nvme id-ctrl /dev/nvme0 | sed -n "s/^sn *: *//p"; cat /sys/class/nvme/nvme0/serial' | tr -d ' ' | tr '\n' ' ')
+    expected=$(of_ps serials id)
+    [ "$said" = "${own^^} ${expected^^} " ] || fail "the serial numbers of $name, of the controller and of the driver: $said, not ${own^^} ${expected^^}"
+done
+"$slipway" rm --force serials serials-too >/dev/null || fail "rm: $(explain)"
+ok "the controller of a live fork has a serial number of its own, and the driver that of the parent's"
+
 # Killed while it is saved: the next daemon has the sandbox go on, and no file of the snapshot.
 "$slipway" snapshot create parent cut >/dev/null 2>&1 & client=$!
 wait_until 60 test -d "$templates/cut.unfinished" || fail "no snapshot begins: $(explain)"
