@@ -186,7 +186,7 @@ refused "multicast" "${run[@]}" --mac 01:00:5e:00:00:01 "$image" true
 refused "no MAC address" "${run[@]}" --mac 5a:11 "$image" true
 refused "taken by sandbox n-2" "${run[@]}" --mac "$(field n-2 'one["mac"]')" "$image" true
 refused "is in use" "${run[@]}" --publish "$port:80" "$image" true
-refused "nothing to publish" "${run[@]}" --publish 0:80 "$image" true
+refused "cannot be published" "${run[@]}" --publish 0:80 "$image" true
 refused "without a network" "${run[@]}" --network none --publish 80 "$image" true
 refused "is internal" "${run[@]}" --network inner --publish 80 "$image" true
 refused "whose address" "${run[@]}" --count 2 --ip "$taken" "$image" true

@@ -494,6 +494,6 @@ mod tests {
         }
         ports(2, "127.0.0.1::80").unwrap();
         ports(2, "81/udp").unwrap();
-        assert!(ports(2, "80:x").unwrap_err().to_string().contains("nothing to publish"));
+        assert!(ports(2, "80:x").unwrap_err().to_string().contains("cannot be published"));
     }
 }

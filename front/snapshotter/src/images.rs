@@ -1,4 +1,5 @@
-//! The node's cache of images, as snapshots need it.
+//! The node's cache of images, as snapshots need it: [`Images`] has the calls, and [`NodeImages`]
+//! carries them out. Tests have another implementation, without registries.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,8 +9,12 @@ use slipway_image::{Access, Cache, Digest, Limits, Reference, Silent};
 use slipway_runtime::{Config, images_in_use};
 use tokio::runtime::Handle;
 
-/// The longest time of fetching the files that containerd reads itself.
+/// The longest time for fetching the files that containerd reads itself.
 pub(crate) const FETCH: Duration = Duration::from_secs(300);
+/// The bytes of memory for the names and attributes of an image of usual size, which has half a
+/// million files or fewer.
+const USUAL: u64 = 256 << 20;
+
 /// An image that is in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pulled {
@@ -19,16 +24,12 @@ pub struct Pulled {
     pub volumes: Vec<String>,
 }
 
-/// The bytes of memory for the names and attributes of an image of usual size, which has half a
-/// million files or fewer.
-const USUAL: u64 = 256 << 20;
-
-/// The size of an image whose pull has memory.
+/// The memory that a pull may take for the names and attributes of an image's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// The names and attributes of its files take 256 MiB at most.
+    /// 256 MiB at most.
     Usual,
-    /// They take what [`Limits`] allow, 2 GiB.
+    /// As much as [`Limits`] allow by default, 2 GiB.
     Large,
 }
 
@@ -82,7 +83,8 @@ pub trait Images: Send + Sync + 'static {
     ) -> Result<Option<Pulled>, NotPulled>;
 
     /// Copies files of an image below the directory `into`: those at `paths`, and all below them.
-    /// Paths that are not in the image are left out.
+    /// Paths that are not in the image are left out. `reference` is the name by which the image was
+    /// pulled; its digest alone decides what is copied.
     ///
     /// # Errors
     /// The files cannot be fetched or written.
@@ -111,8 +113,8 @@ pub struct NodeImages {
 }
 
 impl NodeImages {
-    /// Does something with the cache on another thread. It goes on when nobody waits for it any
-    /// more.
+    /// Does `work` with the cache on another thread, since it waits for disks and registries. The
+    /// work goes on if the caller is dropped.
     async fn apart<T: Send + 'static, F: Future<Output = Result<T, String>>>(
         &self,
         work: impl FnOnce(Cache) -> F + Send + 'static,
@@ -123,10 +125,12 @@ impl NodeImages {
     }
 }
 
+/// Returns the text of an error, which is one line.
 fn line(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
+/// Returns whether the cache has an image with exactly this name, and not only its digest.
 fn has(cache: &Cache, reference: &Reference) -> Result<bool, String> {
     let found = cache.get(&reference.to_string()).map_err(line)?;
     Ok(found.is_some_and(|image| image.references.contains(reference)))
@@ -173,7 +177,7 @@ impl Images for NodeImages {
             // Each registry gets its own login: the image may be of another one than its name.
             let access = Access::from_docker_config;
             let extract = cache.extract(&digest, &paths, &into, access);
-            // It goes on when nobody waits for it any more, and has the image's map in memory.
+            // The caller's own limit does not end this work, which has the image's map in memory.
             match tokio::time::timeout(FETCH, extract).await {
                 Ok(extracted) => extracted.map_err(line),
                 Err(_) => Err(format!("they did not come within {} s", FETCH.as_secs())),

@@ -1,8 +1,8 @@
 //! Tests whether the guest kernel boots on KVM, by booting it.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
@@ -30,15 +30,42 @@ fn boot_deadline() -> Duration {
 const EMPTY_INITRAMFS: &[u8] = b"07070100000000000000000000000000000000000000010000000000000000\
 00000000000000000000000000000000000000000000000b00000000TRAILER!!!\0\0\0\0";
 
-/// The outcome of a boot, and the configuration that it is valid for.
-#[derive(Serialize, Deserialize)]
-struct Cached {
+/// The configuration for which the outcome of a boot is valid.
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
+struct Tried {
     /// The host's boot.
     boot: String,
     /// The identity of the VMM's program.
     program: String,
     /// The identity of the guest kernel.
     kernel: String,
+}
+
+impl Tried {
+    /// Returns the present configuration of the host, of `program` and of `kernel`.
+    ///
+    /// # Errors
+    /// A clause that names what cannot be read.
+    fn now<P: Program>(program: &P, kernel: &Path) -> Result<Self, String> {
+        let unread = |what: &str, path: &Path, error: &io::Error| {
+            format!("{what} {} cannot be read: {error}", path.display())
+        };
+        Ok(Self {
+            boot: identity::boot_id().map_err(|error| error.to_string())?,
+            program: program
+                .identity()
+                .map_err(|error| unread("the VMM", program.path(), &error))?,
+            kernel: file_identity(kernel)
+                .map_err(|error| unread("the guest kernel", kernel, &error))?,
+        })
+    }
+}
+
+/// The outcome of a boot, as it is kept in a file.
+#[derive(Serialize, Deserialize)]
+struct Cached {
+    #[serde(flatten)]
+    tried: Tried,
     report: AccelReport,
 }
 
@@ -69,10 +96,10 @@ impl Probe {
     /// Returns the outcome of the last boot with `program`, whatever the kernel was. Returns `None`
     /// if there was none since the host started.
     pub(crate) fn known<P: Program>(&self, program: &P) -> Option<AccelReport> {
-        let cached = read_cached::<Cached>(&self.file::<P>())?;
-        let same = cached.boot == identity::boot_id().ok()?
-            && cached.program == program.identity().ok()?;
-        same.then_some(cached.report)
+        let Cached { tried, report } = read_cached(&self.file::<P>())?;
+        let same =
+            tried.boot == identity::boot_id().ok()? && tried.program == program.identity().ok()?;
+        same.then_some(report)
     }
 
     fn file<P: Program>(&self) -> PathBuf {
@@ -83,15 +110,12 @@ impl Probe {
         if let Err(reason) = accel::probe_without_boot() {
             return AccelReport::tcg(reason);
         }
-        let known = (identity::boot_id(), program.identity(), file_identity(kernel));
-        let (Ok(boot), Ok(program_file), Ok(kernel_file)) = known else {
-            return AccelReport::tcg("the guest kernel cannot be read, so KVM was not tried");
+        let tried = match Tried::now(program, kernel) {
+            Ok(tried) => tried,
+            Err(reason) => return AccelReport::tcg(format!("KVM was not tried: {reason}")),
         };
         let file = self.file::<P>();
-        let same = |cached: &Cached| {
-            (&cached.boot, &cached.program, &cached.kernel) == (&boot, &program_file, &kernel_file)
-        };
-        if let Some(cached) = read_cached::<Cached>(&file).filter(same) {
+        if let Some(cached) = read_cached::<Cached>(&file).filter(|cached| cached.tried == tried) {
             return cached.report;
         }
         let report = match try_boot(program, kernel, &self.cache).await {
@@ -100,7 +124,7 @@ impl Probe {
                 AccelReport::tcg(format!("the guest kernel does not boot on KVM: {reason}"))
             }
         };
-        let cached = Cached { boot, program: program_file, kernel: kernel_file, report };
+        let cached = Cached { tried, report };
         write_cached(&file, &cached);
         cached.report
     }
@@ -153,6 +177,53 @@ async fn boot_once<P: Program>(program: &P, kernel: &Path, directory: &Path) -> 
         Ok(Ok(exit)) if exit.reason == Some(ShutdownReason::GuestReset) => Ok(()),
         Ok(Ok(exit)) => Err(format!("the VM {exit}")),
         Ok(Err(reason)) => Err(reason),
-        Err(_) => Err(format!("it is not through after {} s", deadline.as_secs())),
+        Err(_) => Err(format!("it has not reset after {} s", deadline.as_secs())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hollow::Hollow;
+
+    fn unreadable(program: &Path, kernel: &Path) -> String {
+        Tried::now(&Hollow::new(program.to_owned()), kernel).err().expect("a file is missing")
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let [program, kernel] = ["program", "kernel"].map(|name| directory.path().join(name));
+        fs::write(&program, "").unwrap();
+        let error = unreadable(&program, &kernel);
+        let begin = format!("the guest kernel {} cannot be read: ", kernel.display());
+        assert!(error.starts_with(&begin), "{error}");
+        fs::rename(&program, &kernel).unwrap();
+        let error = unreadable(&program, &kernel);
+        let begin = format!("the VMM {} cannot be read: ", program.display());
+        assert!(error.starts_with(&begin), "{error}");
+    }
+
+    #[test]
+    fn an_outcome_is_known_for_the_same_program_and_boot_and_any_kernel() {
+        let directory = tempfile::tempdir().unwrap();
+        let [program, other, kernel] =
+            ["program", "other", "kernel"].map(|name| directory.path().join(name));
+        for file in [&program, &other, &kernel] {
+            fs::write(file, "").unwrap();
+        }
+        let (program, other) = (Hollow::new(program), Hollow::new(other));
+        let probe = Probe::new(directory.path());
+        assert_eq!(probe.known(&program), None);
+        let keep = |tried| {
+            let report = AccelReport::kvm("the guest kernel boots on it");
+            write_cached(&probe.file::<Hollow>(), &Cached { tried, report });
+        };
+        keep(Tried::now(&program, &kernel).unwrap());
+        assert_eq!(probe.known(&program).map(|report| report.accel), Some(Accel::Kvm));
+        assert_eq!(probe.known(&other), None);
+        let boot = "another boot".to_owned();
+        keep(Tried { boot, ..Tried::now(&program, &kernel).unwrap() });
+        assert_eq!(probe.known(&program), None);
     }
 }

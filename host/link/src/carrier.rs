@@ -180,16 +180,16 @@ impl Work for Carrying {
     }
 
     fn looks_on(&mut self, now: Instant) -> bool {
-        let lasts = self.patience.lasts(now);
-        if lasts {
+        let polls = self.patience.should_poll(now);
+        if polls {
             std::thread::yield_now();
-            self.patience.gave_up(now, Instant::now());
+            self.patience.yielded(now, Instant::now());
         }
-        lasts
+        polls
     }
 
     fn rest(&mut self, now: Instant) -> Rest {
-        let briefly = self.patience.is_brief();
+        let briefly = self.patience.expects_brief_sleep();
         // Both have a full barrier.
         let quiet = if briefly { self.links.doze(now) } else { self.links.rest(now) };
         if !quiet {

@@ -1,6 +1,6 @@
 //! The host's end of a network: interfaces and addresses.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use slipway_netlink::{Address, LinkChange, Netlink, no_autoconfiguration};
@@ -13,6 +13,9 @@ pub(crate) const DEVICE: &str = "slip";
 /// The pool of subnets for networks that ask for none: 10.213.0.0/16, a /24 for each network.
 /// Others rarely use it.
 const POOL: [u8; 2] = [10, 213];
+/// The most random prefixes that are tried for a network. Each of them is free unless the host's
+/// networks have a large part of fd00::/8.
+const MOST_PREFIXES: usize = 100;
 
 /// The interfaces and networks of the host that a new network must not collide with.
 #[derive(Debug, Default)]
@@ -28,25 +31,30 @@ impl Surroundings {
     /// # Errors
     /// [`Error::Host`].
     pub fn look(except: &str) -> Result<Self> {
-        let look = || -> std::io::Result<Self> {
-            let mut netlink = Netlink::open()?;
-            let links = netlink.links()?;
-            let name = |index| links.iter().find(|link| link.index == index);
-            let name = |index| name(index).map_or("", |link| link.name.as_str());
-            let addresses = netlink.addresses()?.into_iter();
-            let addresses = addresses.map(|one| (one.address, one.prefix, one.index));
-            let routes = netlink.routes()?.into_iter();
-            let routes = routes.map(|one| (one.destination.0, one.destination.1, one.index));
-            let nets = addresses.chain(routes).filter(|(_, prefix, _)| *prefix > 0);
-            let nets = nets.filter(|(_, _, index)| except.is_empty() || name(*index) != except);
-            let used = nets.filter_map(|(address, prefix, index)| {
-                let net = IpNet::new(address, prefix).ok()?.trunc();
-                Some((net, format!("{net} of the interface {}", name(index))))
-            });
-            let used = used.collect();
-            Ok(Self { devices: links.into_iter().map(|link| link.name).collect(), used })
+        Self::read(except).map_err(Error::host("cannot look at the host's interfaces"))
+    }
+
+    fn read(except: &str) -> std::io::Result<Self> {
+        let mut netlink = Netlink::open()?;
+        let links = netlink.links()?;
+        let name_of = |index: u32| {
+            let link = links.iter().find(|link| link.index == index);
+            link.map_or("", |link| link.name.as_str())
         };
-        look().map_err(Error::host("cannot look at the host's interfaces"))
+        let addresses = netlink.addresses()?.into_iter();
+        let addresses = addresses.map(|one| (one.address, one.prefix, one.index));
+        let routes = netlink.routes()?.into_iter();
+        let routes = routes.map(|one| (one.destination.0, one.destination.1, one.index));
+        let mut used = Vec::new();
+        for (address, prefix, index) in addresses.chain(routes) {
+            let Ok(net) = IpNet::new(address, prefix) else { continue };
+            let (net, name) = (net.trunc(), name_of(index));
+            let is_excepted = !except.is_empty() && name == except;
+            if !is_excepted && !is_way_out(&net) {
+                used.push((net, format!("{net} of the interface {name}")));
+            }
+        }
+        Ok(Self { devices: links.into_iter().map(|link| link.name).collect(), used })
     }
 
     /// Adds the interface and the networks of `network`, whether or not its interface exists.
@@ -94,9 +102,9 @@ impl Surroundings {
     /// Returns a random prefix as of RFC 4193, section 3.2, that nothing overlaps.
     ///
     /// # Errors
-    /// [`Error::Host`]: no random numbers.
+    /// [`Error::Host`]: no random numbers, or the host's networks leave no prefix.
     pub fn free_prefix(&self) -> Result<Ipv6Net> {
-        loop {
+        for _ in 0..MOST_PREFIXES {
             let mut octets = [0; 16];
             let flags = rustix::rand::GetRandomFlags::empty();
             rustix::rand::getrandom(&mut octets[1..8], flags)
@@ -108,7 +116,20 @@ impl Surroundings {
                 return Ok(prefix);
             }
         }
+        let none = "no IPv6 prefix below fd00::/8 is free; `--ipv6-subnet` takes another";
+        Err(Error::Host(none.to_owned()))
     }
+}
+
+/// Returns whether a network of the host's routes is the way to everything else, and not a place
+/// where somebody has addresses. Clients of VPNs make such routes in place of a default route: one
+/// for each half of all addresses, and one with all unique local addresses (fd00::/8 or wider).
+fn is_way_out(net: &IpNet) -> bool {
+    let is_unique_local = |net: &Ipv6Net| {
+        let first = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0);
+        net.prefix_len() <= 8 && net.contains(&first)
+    };
+    net.prefix_len() <= 1 || matches!(net, IpNet::V6(net) if is_unique_local(net))
 }
 
 /// Gives the network's interface its addresses and sets it up. A repetition changes nothing.
@@ -177,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_overlaps_is_refused_and_what_is_free_is_found() {
+    fn overlaps_are_refused_and_free_networks_are_found() {
         let net = |text: &str| text.parse::<IpNet>().unwrap();
         let mut around = Surroundings {
             devices: vec!["lo".into(), "slip0".into(), "slip2".into()],
@@ -198,5 +219,18 @@ mod tests {
         assert!(around.check(prefix.into()).unwrap_err().to_string().contains("\"blue\""));
         around.used.push((net("10.213.0.0/16"), "all".into()));
         assert!(around.free_subnet().is_err());
+        around.used.push((net("fd00::/8"), "all".into()));
+        assert!(around.free_prefix().is_err());
+    }
+
+    #[test]
+    fn routes_in_place_of_a_default_route_are_no_collisions() {
+        let is_way_out = |text: &str| is_way_out(&text.parse().unwrap());
+        for route in ["0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1", "8000::/1", "fc00::/7", "fd00::/8"] {
+            assert!(is_way_out(route), "{route}");
+        }
+        for network in ["10.0.0.0/8", "2000::/3", "fc00::/8", "fd00::/9", "fd12:3456:789a::/48"] {
+            assert!(!is_way_out(network), "{network}");
+        }
     }
 }

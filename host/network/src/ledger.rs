@@ -5,17 +5,17 @@
 //! leases is not: that would cost each start milliseconds, and no sandbox outlives a crash of the
 //! machine. A lease is written before it is used, with those of all sandboxes that wait for a write
 //! (`saves`), and names its sandbox; the next daemon is told which exist, and frees the others.
-//!
-//! Each interface in a namespace of others that a sandbox has is in a file of its own, written
+//! Each interface that a sandbox has in a namespace of others is in a file of its own, written
 //! likewise. So is each attachment of a container (`attachments.rs`).
 //!
 //! A new property of networks is a field of [`Network`], with `#[serde(default)]` since files of
 //! earlier builds lack it, and one of `CreateNetworkRequest` and `Network` in `network.proto`.
-//! `Networks::make` checks it, and `describe` shows it (`networks`). The packet filter's part is in
-//! `rules`, the name server's in `dns/zone.rs`; the switch gets its own by `CreateSwitchRequest`
-//! (`plane.proto`) from `bring_up`, and `Fabric::create_switch` reads it. In `front/cli`,
-//! `args/network.rs` has the option, `network.rs` the request and `as_json`. `docs/networks.md`
-//! describes it; tests: `tests/networks_as_root.rs`, `tests/e2e/45-network.sh`.
+//! `Networks::make` checks it, and `describe` shows it (`networks`). Its part of the packet filter
+//! is in `rules`; of the name server in `dns/zone.rs` (the network's own names) or `dns/server.rs`
+//! and `upstream.rs` (all others), by `serve_names`; of the switch in `CreateSwitchRequest`
+//! (`plane.proto`) from `bring_up`, which `Fabric::create_switch` reads. In `front/cli` it is in
+//! `args/network.rs` and `network.rs` (request, `as_json`). `docs/networks.md` describes it. Tests
+//! are `tests/networks_as_root.rs`, `tests/e2e/45-network.sh`.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

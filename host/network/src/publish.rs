@@ -1,4 +1,5 @@
-//! Published ports: `[ADDRESS:]HOST[-HOST]:CONTAINER[-CONTAINER][/tcp|/udp]`, as docker has it.
+//! Published ports: `[ADDRESS:]HOST[-HOST]:CONTAINER[-CONTAINER][/tcp|/udp]`, as docker has them. A
+//! port of the container alone is published at any free port of the host.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -30,7 +31,7 @@ impl Protocol {
     }
 }
 
-/// Parses what one sandbox publishes.
+/// Parses the ports that one sandbox publishes.
 ///
 /// # Errors
 /// [`Error::Invalid`], also for more than [`MAX_PORTS`] ports.
@@ -48,7 +49,7 @@ pub(crate) fn parse_all(texts: &[String]) -> Result<Vec<Published>> {
 /// A port of the host that leads to a port of a sandbox.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Published {
-    /// The only address of the host that is published; `None` for all.
+    /// The only address of the host at which the port is published; `None` for all addresses.
     pub address: Option<IpAddr>,
     /// The port on the host; 0 for any free one.
     pub host: u16,
@@ -66,7 +67,7 @@ impl Published {
     pub fn parse(text: &str) -> Result<Vec<Self>> {
         Self::parse_ports(text).map_err(|why| {
             Error::Invalid(format!(
-                "\"{text}\" is nothing to publish: {why}; [ADDRESS:]HOST:CONTAINER[/udp], as \
+                "\"{text}\" cannot be published: {why}; write [ADDRESS:]HOST:CONTAINER[/udp], as \
                  8080:80"
             ))
         })
@@ -83,7 +84,7 @@ impl Published {
         let (address, host) = rest.map_or(Ok((None, None)), parse_host)?;
         let count = container.1 - container.0;
         if host.is_some_and(|(first, last)| last - first != count) {
-            return Err("the two ranges are not of the same length".to_owned());
+            return Err("the two ranges have different lengths".to_owned());
         }
         if usize::from(count) >= MAX_PORTS {
             return Err(format!("more than {MAX_PORTS} ports"));
@@ -98,7 +99,8 @@ impl Published {
         Ok((0..=count).map(one).collect())
     }
 
-    /// Returns where the host listens: the address, or all IPv4 and all IPv6 ones.
+    /// Returns the addresses at which the host listens: the published one, or the unspecified
+    /// address of each family, which stands for all of that family.
     pub fn listens_on(&self) -> Vec<IpAddr> {
         match self.address {
             Some(address) => vec![address],
@@ -161,22 +163,23 @@ fn split_address(text: &str) -> Option<(&str, &str)> {
     }
 }
 
+/// Parses an address without brackets.
 fn parse_address(text: &str) -> Result<IpAddr, String> {
-    text.parse().map_err(|_| format!("\"{text}\" is no address of a host"))
+    text.parse().map_err(|_| format!("\"{text}\" is no IP address"))
 }
 
-/// Parses `80` or `80-82`.
+/// Parses a port or a range of ports: `80` or `80-82`.
 fn range(text: &str) -> Result<PortRange, String> {
     let port = |text: &str| match text.parse::<u16>() {
         Ok(port) if port > 0 && text.bytes().all(|byte| byte.is_ascii_digit()) => Ok(port),
-        _ => Err(format!("\"{text}\" is no port")),
+        _ => Err(format!("\"{text}\" is no port from 1 to 65535")),
     };
     let (first, last) = match text.split_once('-') {
         Some((first, last)) => (port(first)?, port(last)?),
         None => (port(text)?, port(text)?),
     };
     if last < first {
-        return Err(format!("\"{text}\" goes backwards"));
+        return Err(format!("the range \"{text}\" ends before it begins"));
     }
     Ok((first, last))
 }
@@ -190,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn docker_s_forms() {
+    fn forms_of_docker_are_parsed() {
         assert_eq!(show("8080:80"), "8080:80/tcp ");
         assert_eq!(show("80"), "80/tcp ");
         assert_eq!(show("53:53/udp"), "53:53/udp ");
@@ -204,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_one_line() {
+    fn texts_in_other_forms_are_refused_in_one_line() {
         for bad in [
             "",
             ":",
@@ -227,7 +230,7 @@ mod tests {
         ] {
             let error = Published::parse(bad).unwrap_err().to_string();
             assert!(
-                error.contains("nothing to publish") && !error.contains('\n'),
+                error.contains("cannot be published") && !error.contains('\n'),
                 "{bad}: {error}"
             );
         }

@@ -220,7 +220,8 @@ impl Family {
     /// Connects to `to`, from `from` if that is not [`Address::ANY`].
     ///
     /// # Errors
-    /// [`NotConnected`].
+    /// [`NotConnected`]: `NotOurs`, too, if the engine ends meanwhile or does not answer in time.
+    /// The family is dead then ([`Family::is_dead`]).
     pub fn connect(self: &Arc<Self>, to: Address, from: Address) -> Result<Opened, NotConnected> {
         self.tell_whether_to_share();
         let answer = self.ask(Request::Connect { to, from }, None);

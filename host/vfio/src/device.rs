@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use slipway_pci_spec::{BARS, register};
 
-use crate::ioctl::{self, DeviceInfo, IrqInfo, RegionInfo, SetIrqs, call, size_of_request};
+use crate::ioctl::{self, DeviceInfo, IrqInfo, RegionInfo, SetIrqs, call};
 use crate::space::Space;
 use crate::{Error, PciAddress};
 
@@ -62,7 +62,7 @@ impl Device {
             let step = "learn the shape";
             Error::Refused { address, step, source: errno.into() }
         };
-        let mut info = DeviceInfo { argsz: size_of_request::<DeviceInfo>(), ..Default::default() };
+        let mut info = DeviceInfo::default();
         call(&file, &mut info).map_err(refused)?;
         if info.flags & IS_PCI == 0 || info.flags & CAN_RESET == 0 {
             let why = "cannot be reset alone, so that its owners could not follow each other";
@@ -70,14 +70,12 @@ impl Device {
         }
         let mut regions = [Region::default(); REGIONS];
         for (index, region) in (0..).zip(&mut regions) {
-            let argsz = size_of_request::<RegionInfo>();
-            let mut info = RegionInfo { argsz, index, ..Default::default() };
+            let mut info = RegionInfo { index, ..Default::default() };
             call(&file, &mut info).map_err(refused)?;
             *region = Region { size: info.size, offset: info.offset };
         }
         let count = |index| {
-            let argsz = size_of_request::<IrqInfo>();
-            let mut info = IrqInfo { argsz, index, ..Default::default() };
+            let mut info = IrqInfo { index, ..Default::default() };
             call(&file, &mut info).map(|()| info.count).map_err(refused)
         };
         let vectors = u16::try_from(count(irq::MSIX)?).unwrap_or(u16::MAX);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::ioctl::{self, AttachTable, BindIommufd, GroupStatus, call, size_of_request};
+use crate::ioctl::{self, AttachTable, BindIommufd, GroupStatus, call};
 use crate::space::Space;
 use crate::{Device, Error, PciAddress, Sysfs};
 
@@ -69,7 +69,7 @@ impl Host {
             return Err(Error::Unfit { address, why });
         }
         let group = open(group).map_err(step.refused("open the IOMMU group"))?;
-        let mut status = GroupStatus { argsz: size_of_request::<GroupStatus>(), flags: 0 };
+        let mut status = GroupStatus::default();
         call(&group, &mut status).map_err(step.refused("use the IOMMU group"))?;
         if status.flags & VIABLE == 0 {
             let why = "has an IOMMU group in which another function has a driver of the host";
@@ -90,12 +90,11 @@ fn open_cdev(address: PciAddress, cdev: &Path, iommufd: &Path) -> Result<Device,
     let step = StepErrors(address);
     let device = open(cdev).map_err(step.refused("open the device"))?;
     let iommufd = open(iommufd).map_err(step.refused("open iommufd for the device"))?;
-    let (argsz, number) = (size_of_request::<BindIommufd>(), iommufd.as_raw_fd());
-    let mut bind = BindIommufd { argsz, flags: 0, iommufd: number, id: 0 };
+    let mut bind = BindIommufd { iommufd: iommufd.as_raw_fd(), ..Default::default() };
     call(&device, &mut bind).map_err(step.refused("bind the device to iommufd"))?;
     let space = Space::of_iommufd(iommufd).map_err(step.refused("make the address space"))?;
     let Space::Iommufd(_, table) = space else { return Err(Error::NoIommu(address)) };
-    let mut attach = AttachTable { argsz: size_of_request::<AttachTable>(), flags: 0, table };
+    let mut attach = AttachTable { table, ..Default::default() };
     call(&device, &mut attach).map_err(step.exposed("attach the address space"))?;
     Device::new(address, (device, None), space)
 }

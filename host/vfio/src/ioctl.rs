@@ -1,17 +1,20 @@
 //! The requests of ioctl(2) to VFIO and iommufd (*linux/vfio.h*, *linux/iommufd.h*).
 //!
-//! Each structure is one request's. `tests` has their sizes and numbers.
+//! Each structure is that of one request. Its first field tells the kernel the structure's length:
+//! [`call`] fills it in, whatever a caller has put there. `tests` compares the sizes of structures
+//! and the numbers of requests with the kernel's.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
-/// Returns the number of a request of VFIO and of iommufd, which share a type.
+/// Returns the number of a request of VFIO or of iommufd: both have the type `;` of ioctl(2), and
+/// neither has the length of its structure in the number.
 const fn number(command: u8) -> u16 {
     (b';' as u16) << 8 | command as u16
 }
 
-/// Requests of VFIO begin with this number.
+/// The number of the first request of VFIO within the type: `VFIO_BASE`.
 const VFIO: u8 = 100;
 const GET_API_VERSION: u16 = number(VFIO);
 const CHECK_EXTENSION: u16 = number(VFIO + 1);
@@ -27,26 +30,40 @@ const TYPE1V2: u64 = 3;
 /// A request with a structure.
 ///
 /// # Safety
-/// The request `NUMBER` reads and writes no more than the structure, and no memory that addresses
-/// in it lead to, except memory of clients: such a field is the address of a mapping.
+/// The request `NUMBER` reads and writes no more bytes than the structure's first field says, and
+/// [`Request::tell_size`] makes that field the size of the structure. The kernel accesses no memory
+/// that addresses in the structure lead to, except memory of clients: such a field is the address
+/// of a mapping.
 pub(crate) unsafe trait Request {
+    /// The number of the request.
     const NUMBER: u16;
+
+    /// Sets the first field to the size of the structure in bytes.
+    fn tell_size(&mut self);
 }
 
 macro_rules! requests {
-    ($($(#[$about:meta])* $name:ident: $number:expr, { $($field:ident: $kind:ty),* $(,)? })*) => {
+    ($(
+        $(#[$about:meta])*
+        $name:ident: $number:expr, { $size:ident: u32, $($field:ident: $kind:ty),* $(,)? }
+    )*) => {
         $(
             $(#[$about])*
             #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
             #[repr(C)]
             pub(crate) struct $name {
+                /// The size of the structure in bytes, which [`call`] fills in.
+                pub $size: u32,
                 $(pub $field: $kind,)*
             }
 
             // SAFETY: the structure is that of the kernel's header, whose size `tests` compares.
-            // Its first field tells the kernel the same length.
             unsafe impl Request for $name {
                 const NUMBER: u16 = $number;
+
+                fn tell_size(&mut self) {
+                    self.$size = size_of_request::<Self>();
+                }
             }
         )*
     };
@@ -102,14 +119,15 @@ requests! {
     }
 }
 
-/// Returns the length of a structure, as its first field tells it to the kernel.
-pub(crate) const fn size_of_request<R: Request>() -> u32 {
+/// Returns the size of a structure in bytes, as its first field tells it to the kernel.
+const fn size_of_request<R: Request>() -> u32 {
     size_of::<R>() as u32
 }
 
 /// Makes a request with a structure, in which the kernel leaves its answer.
 pub(crate) fn call<R: Request>(file: impl AsFd, request: &mut R) -> Result<(), Errno> {
     let file = file.as_fd().as_raw_fd();
+    request.tell_size();
     // SAFETY: `Request` says that the kernel keeps to the structure, which lives until the call
     // returns.
     check(unsafe { libc::ioctl(file, libc::Ioctl::from(R::NUMBER), std::ptr::from_mut(request)) })
@@ -158,28 +176,32 @@ pub(crate) fn reset(device: impl AsFd) -> Result<(), Errno> {
     check(unsafe { libc::ioctl(file, libc::Ioctl::from(DEVICE_RESET)) }).map(drop)
 }
 
-/// Interrupts that are to be set: `VFIO_DEVICE_SET_IRQS`.
+/// The bytes of `struct vfio_irq_set` before its data: five words.
+const IRQ_SET_HEADER: u32 = 20;
+
+/// The request `VFIO_DEVICE_SET_IRQS`, as words: the length of all in bytes, flags, the type of the
+/// interrupts, the first one, their number; then a descriptor for each, or nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SetIrqs(Vec<u32>);
 
 /// Flags of [`SetIrqs`].
 pub(crate) mod irq_set {
-    /// Nothing follows.
+    /// No data follow the header.
     pub const DATA_NONE: u32 = 1 << 0;
-    /// One eventfd for each interrupt follows, or -1.
+    /// The data are an eventfd for each interrupt, or -1 for none.
     pub const DATA_EVENTFD: u32 = 1 << 2;
     /// Masks interrupts.
     pub const MASK: u32 = 1 << 3;
     /// Unmasks interrupts.
     pub const UNMASK: u32 = 1 << 4;
-    /// Routes interrupts, or none with a count of 0.
+    /// Routes interrupts to eventfds. With a count of 0, switches all interrupts of the type off.
     pub const TRIGGER: u32 = 1 << 5;
 }
 
 impl SetIrqs {
     /// Returns a request about `count` interrupts of type `index`, without data.
     pub fn plain(index: u32, action: u32, count: u32) -> Self {
-        Self(vec![20, irq_set::DATA_NONE | action, index, 0, count])
+        Self(vec![IRQ_SET_HEADER, irq_set::DATA_NONE | action, index, 0, count])
     }
 
     /// Returns a request that routes interrupts of type `index`, from `start` on, to eventfds, or
@@ -187,7 +209,7 @@ impl SetIrqs {
     pub fn routes(index: u32, start: u32, files: impl ExactSizeIterator<Item = i32>) -> Self {
         let count = files.len() as u32;
         let flags = irq_set::DATA_EVENTFD | irq_set::TRIGGER;
-        let mut words = vec![20 + 4 * count, flags, index, start, count];
+        let mut words = vec![IRQ_SET_HEADER + 4 * count, flags, index, start, count];
         words.extend(files.map(i32::cast_unsigned));
         Self(words)
     }
@@ -201,7 +223,7 @@ impl SetIrqs {
             unsafe { libc::ioctl(file, libc::Ioctl::from(DEVICE_SET_IRQS), self.0.as_ptr()) };
         match check(done)? {
             0 => Ok(()),
-            // The number of interrupts that there are.
+            // The device has fewer vectors than were asked for; the result is how many.
             _ => Err(Errno::NOSPC),
         }
     }
@@ -237,6 +259,15 @@ mod tests {
             size_of_request::<IoasMapFile>(),
         ];
         assert_eq!(sizes, [8, 16, 32, 16, 32, 24, 16, 12, 12, 40, 24, 40]);
+    }
+
+    #[test]
+    fn a_call_tells_the_size_whatever_the_caller_has_put_there() {
+        let mut request = GroupStatus { argsz: u32::MAX, flags: 0 };
+        // A file that knows no such request.
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(call(&file, &mut request), Err(Errno::NOTTY));
+        assert_eq!(request.argsz, 8);
     }
 
     #[test]

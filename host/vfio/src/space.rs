@@ -6,9 +6,7 @@ use rustix::io::Errno;
 use slipway_ram::Permissions;
 use slipway_vfio_user::MappedRange;
 
-use crate::ioctl::{
-    IoasAlloc, IoasMap, IoasMapFile, IoasUnmap, MapDma, UnmapDma, call, size_of_request,
-};
+use crate::ioctl::{IoasAlloc, IoasMap, IoasMapFile, IoasUnmap, MapDma, UnmapDma, call};
 
 /// `VFIO_DMA_UNMAP_FLAG_ALL`.
 const UNMAP_ALL: u32 = 1 << 1;
@@ -26,7 +24,7 @@ pub(crate) enum Space {
 impl Space {
     /// Makes an address space of an iommufd.
     pub fn of_iommufd(iommufd: OwnedFd) -> Result<Self, Errno> {
-        let mut made = IoasAlloc { size: size_of_request::<IoasAlloc>(), ..Default::default() };
+        let mut made = IoasAlloc::default();
         call(&iommufd, &mut made)?;
         Ok(Self::Iommufd(iommufd, made.id))
     }
@@ -39,8 +37,9 @@ impl Space {
         let MappedRange { iova, len, permissions, address, .. } = *range;
         match self {
             Self::Container(container) => {
-                let (argsz, flags) = (size_of_request::<MapDma>(), type1_flags(permissions));
-                call(container, &mut MapDma { argsz, flags, address, iova, size: len })
+                let flags = type1_flags(permissions);
+                let mut request = MapDma { flags, address, iova, size: len, ..Default::default() };
+                call(container, &mut request)
             }
             Self::Iommufd(iommufd, id) => {
                 // Without a walk over this process's page tables; not on older kernels, and not by
@@ -48,9 +47,9 @@ impl Space {
                 if map_file(iommufd, *id, range).is_ok() {
                     return Ok(());
                 }
-                let (size, flags) = (size_of_request::<IoasMap>(), ioas_flags(permissions));
-                let (id, reserved) = (*id, 0);
-                call(iommufd, &mut IoasMap { size, flags, id, reserved, address, len, iova })
+                let (id, flags) = (*id, ioas_flags(permissions));
+                let mut request = IoasMap { flags, id, address, len, iova, ..Default::default() };
+                call(iommufd, &mut request)
             }
         }
     }
@@ -62,14 +61,12 @@ impl Space {
     pub fn unmap(&self, iova: u64, len: u64) -> Result<(), Errno> {
         let unmapped = match self {
             Self::Container(container) => {
-                let argsz = size_of_request::<UnmapDma>();
-                let mut request = UnmapDma { argsz, flags: 0, iova, size: len };
+                let mut request = UnmapDma { iova, size: len, ..Default::default() };
                 call(container, &mut request)?;
                 request.size
             }
             Self::Iommufd(iommufd, id) => {
-                let size = size_of_request::<IoasUnmap>();
-                let mut request = IoasUnmap { size, id: *id, iova, len };
+                let mut request = IoasUnmap { id: *id, iova, len, ..Default::default() };
                 call(iommufd, &mut request)?;
                 request.len
             }
@@ -84,12 +81,10 @@ impl Space {
     pub fn clear(&self) -> Result<(), Errno> {
         match self {
             Self::Container(container) => {
-                let argsz = size_of_request::<UnmapDma>();
-                call(container, &mut UnmapDma { argsz, flags: UNMAP_ALL, iova: 0, size: 0 })
+                call(container, &mut UnmapDma { flags: UNMAP_ALL, ..Default::default() })
             }
             Self::Iommufd(iommufd, id) => {
-                let size = size_of_request::<IoasUnmap>();
-                let mut all = IoasUnmap { size, id: *id, iova: 0, len: u64::MAX };
+                let mut all = IoasUnmap { id: *id, len: u64::MAX, ..Default::default() };
                 match call(iommufd, &mut all) {
                     Err(Errno::NOENT) => Ok(()),
                     outcome => outcome,
@@ -102,9 +97,9 @@ impl Space {
 /// Maps memory by its file.
 fn map_file(iommufd: &OwnedFd, id: u32, range: &MappedRange<'_>) -> Result<(), Errno> {
     let MappedRange { iova, len, permissions, file: (file, start), .. } = *range;
-    let (size, flags) = (size_of_request::<IoasMapFile>(), ioas_flags(permissions));
-    let file = file.as_raw_fd();
-    call(iommufd, &mut IoasMapFile { size, flags, id, file, start, len, iova })
+    let (flags, file) = (ioas_flags(permissions), file.as_raw_fd());
+    let mut request = IoasMapFile { flags, id, file, start, len, iova, ..Default::default() };
+    call(iommufd, &mut request)
 }
 
 /// `VFIO_DMA_MAP_FLAG_READ` and `VFIO_DMA_MAP_FLAG_WRITE`: the accesses of the device.

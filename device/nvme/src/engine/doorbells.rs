@@ -1,7 +1,9 @@
-//! Registers and shadow pages of an engine's queues.
+//! Doorbells of an engine's queues: registers, and shadow pages in guest memory (sections 3.1 and
+//! 5.7). `cell` has the protocol of one doorbell; here are the queues that look at theirs, and the
+//! errors of doorbells.
 
 use slipway_nvme_spec::event::Event;
-use slipway_ram::Memory;
+use slipway_ram::{Fault, Memory};
 
 use super::IoEngine;
 use crate::cell::{BadDoorbell, Cell, ShadowPages};
@@ -11,10 +13,10 @@ use crate::queue::CompletionQueue;
 /// The result of a look at a tail doorbell.
 #[derive(Clone, Copy)]
 pub(super) struct Looked {
-    /// Entries wait to be fetched.
-    pub waits: bool,
-    /// The doorbell was invalid.
-    pub wrong: bool,
+    /// `true` if entries wait to be fetched.
+    pub has_entries: bool,
+    /// `true` if the doorbell was invalid, which has been reported.
+    pub was_invalid: bool,
 }
 
 impl IoEngine {
@@ -23,15 +25,16 @@ impl IoEngine {
     /// Returns whether this engine has such a queue.
     pub fn ring(&mut self, index: usize, value: u32) -> bool {
         let Ok(queue) = u16::try_from(index / 2) else { return false };
-        let there = match index.is_multiple_of(2) {
+        let is_tail = index.is_multiple_of(2);
+        let exists = match is_tail {
             true => self.queues.submission(queue).is_some(),
             false => self.queues.completion(queue).is_some(),
         };
-        if !there {
+        if !exists {
             return false;
         }
         self.doorbells.store(index, value);
-        if index.is_multiple_of(2) {
+        if is_tail {
             self.look_at_tail(queue);
         } else {
             self.look_at_head(queue);
@@ -52,12 +55,12 @@ impl IoEngine {
         if let Some(tracer) = &mut self.tracer {
             tracer.observed(submission, before);
         }
-        let waits = submission.waiting() > 0;
-        let wrong = observed.is_err();
+        let looked =
+            Looked { has_entries: submission.waiting() > 0, was_invalid: observed.is_err() };
         if let Err(bad) = observed {
             self.bad_doorbell(bad);
         }
-        Some(Looked { waits, wrong })
+        Some(looked)
     }
 
     /// Looks at the head doorbell of completion queue `id`.
@@ -70,16 +73,18 @@ impl IoEngine {
 
     /// Looks at the head doorbells of all completion queues. Returns whether one was invalid.
     pub fn observe_heads(&mut self) -> bool {
+        // One error stands for all: further invalid values are the same event, and the shadow
+        // entries of all queues are in one page.
         let mut bad = None;
         for queue in self.queues.completions_mut() {
             let observed = observe_head(queue, &self.memory, &self.journal, self.shadow);
             bad = observed.err().or(bad);
         }
-        let wrong = bad.is_some();
+        let was_invalid = bad.is_some();
         if let Some(bad) = bad {
             self.bad_doorbell(bad);
         }
-        wrong
+        was_invalid
     }
 
     /// Handles a doorbell error: an event for an invalid value, a fatal error for unreachable
@@ -143,22 +148,24 @@ pub(crate) fn note_followed(
     }
 }
 
-/// Makes a queue's doorbell look at `pages`, in its recorded state if there is one. Returns whether
-/// the pages cannot be reached.
+/// Makes a queue's doorbell look at `pages`, in its recorded state if there is one.
+///
+/// # Errors
+/// The pages cannot be reached. The doorbell's register counts then.
 pub(super) fn resume_shadow(
     journal: &Option<Journal>,
     pages: Option<ShadowPages>,
     (queue, side): (u16, Side),
     cell: &mut Cell,
     memory: &Memory,
-) -> bool {
-    let Some(pages) = pages else { return false };
+) -> Result<(), Fault> {
+    let Some(pages) = pages else { return Ok(()) };
     let followed = journal.as_ref().and_then(|one| one.followed(queue, side, pages.number));
     if let Some((seen, moved)) = followed {
         cell.resume_shadow(pages, seen, moved);
-        return false;
+        return Ok(());
     }
-    let lost = cell.follow(memory, pages).is_err();
+    cell.follow(memory, pages)?;
     note_followed(journal, Some(pages), (queue, side), cell);
-    lost
+    Ok(())
 }

@@ -135,10 +135,10 @@ impl IoEngine {
     #[inline]
     fn fetch(&mut self, id: u16, is_called: &impl Fn() -> bool) -> bool {
         let Some(looked) = self.look_at_tail(id) else { return false };
-        if looked.waits && is_called() {
+        if looked.has_entries && is_called() {
             return true;
         }
-        looked.wrong | (looked.waits && self.fetch_waiting(id))
+        looked.was_invalid | (looked.has_entries && self.fetch_waiting(id))
     }
 
     /// Starts waiting commands of queue `id`. Returns whether there were any.

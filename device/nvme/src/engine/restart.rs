@@ -16,8 +16,9 @@ impl IoEngine {
         let mut lost = false;
         for queue in self.queues.completions_mut() {
             let at = (queue.id, Side::Head);
-            lost |=
+            let resumed =
                 resume_shadow(&self.journal, self.shadow, at, &mut queue.doorbell, &self.memory);
+            lost |= resumed.is_err();
             queue.resume(&self.memory, journal.posted(queue.id));
         }
         for queue in self.queues.submissions_mut() {
@@ -32,8 +33,9 @@ impl IoEngine {
                 taken = last;
             }
             let at = (queue.id, Side::Tail);
-            lost |=
+            let resumed =
                 resume_shadow(&self.journal, self.shadow, at, &mut queue.doorbell, &self.memory);
+            lost |= resumed.is_err();
             queue.resume(&self.memory, taken, epoch);
         }
         if lost {

@@ -4,48 +4,49 @@ use super::report::DELIVERED;
 use super::{FunctionCounts, Mode, PacketLoad, PacketReport};
 use crate::table::titled;
 
+/// The columns of the table of work.
 const HEADINGS: [&str; 11] =
     ["", "exits", "TDT", "RDT", "ICR", "other", "kicks", "interrupts", "IMC", "IMS", "STATUS"];
 
-/// Returns the number of events for each of `of`, or `-` if there are none of those.
-fn each(count: u64, of: u64) -> String {
-    match of {
+/// Returns the number of events per unit, or `-` if there are no units.
+fn per(units: u64, events: u64) -> String {
+    match units {
         0 => "-".to_owned(),
-        _ => format!("{:.4}", count as f64 / of as f64),
+        _ => format!("{:.4}", events as f64 / units as f64),
     }
 }
 
-/// Returns the work of one function for each frame that it moved, and the accesses for each read of
-/// ICR, which begins the service of an interrupt.
-fn cells(name: String, counts: &FunctionCounts) -> [String; 11] {
+/// Returns a row of the table of work: the events per frame that a function moved, and the accesses
+/// to IMC, IMS and STATUS per read of ICR, which begins the service of an interrupt.
+fn row(name: String, counts: &FunctionCounts) -> [String; HEADINGS.len()] {
     let frames = counts.frames();
-    let of_frame = |count: u64| each(count, frames);
+    let per_frame = |events: u64| per(frames, events);
     let [tdt, rdt, icr, imc, ims, status] =
         ["TDT", "RDT", "ICR", "IMC", "IMS", "STATUS"].map(|name| counts.accesses(name));
     let known = tdt + rdt + icr + imc + ims + status;
     [
         name,
-        of_frame(counts.exits()),
-        of_frame(tdt),
-        of_frame(rdt),
-        of_frame(icr),
-        of_frame(counts.exits() - known),
-        of_frame(counts.kicks),
-        of_frame(counts.interrupts),
-        each(imc, icr),
-        each(ims, icr),
-        each(status, icr),
+        per_frame(counts.exits()),
+        per_frame(tdt),
+        per_frame(rdt),
+        per_frame(icr),
+        per_frame(counts.exits() - known),
+        per_frame(counts.kicks),
+        per_frame(counts.interrupts),
+        per(icr, imc),
+        per(icr, ims),
+        per(icr, status),
     ]
 }
 
-/// Formats the work of all functions with a load, or nothing if there are none.
+/// Formats the work of all functions with a load. The text is empty if no function was measured.
 pub(super) fn work_table(report: &PacketReport, load: &PacketLoad, colour: bool) -> String {
     let mut rows = Vec::new();
     for subject in &report.subjects {
         let Some(work) = report.work(load, &subject.name) else { continue };
         for (side, counts) in [("sends", &work.one), ("receives", &work.two)] {
             if counts.frames() > 0 {
-                rows.push(cells(format!("{} {side}", subject.name), counts));
+                rows.push(row(format!("{} {side}", subject.name), counts));
             }
         }
     }
@@ -57,12 +58,12 @@ pub(super) fn work_table(report: &PacketReport, load: &PacketLoad, colour: bool)
     titled(&load.to_string(), &HEADINGS, &rows, colour) + about
 }
 
-/// Formats each way's rate as a multiple of that without any technique, beside the paper's, or
-/// nothing if they were not measured.
+/// Formats the rate of each mode of the e1000 as a multiple of the rate without any technique
+/// ([`Mode::Base`]), beside the paper's. The text is empty if that one was not measured.
 pub(super) fn paper_table(report: &PacketReport, load: &PacketLoad, colour: bool) -> String {
     let rate = |mode: Mode| report.over_rounds(load, mode.name(), &DELIVERED).map(|one| one.median);
     let bases = rate(Mode::Base).zip(Mode::Base.paper(load));
-    let Some((base, of_paper)) = bases else { return String::new() };
+    let Some((base, paper_base)) = bases else { return String::new() };
     let row = |mode: Mode| {
         let (now, then) = rate(mode).zip(mode.paper(load))?;
         let kpps = |rate: f64| format!("{:.0}", rate / 1e3);
@@ -71,7 +72,7 @@ pub(super) fn paper_table(report: &PacketReport, load: &PacketLoad, colour: bool
             false => "-".to_owned(),
         };
         let name = mode.name().to_owned();
-        Some([name, kpps(now), ratio(now, base), kpps(then), ratio(then, of_paper)])
+        Some([name, kpps(now), ratio(now, base), kpps(then), ratio(then, paper_base)])
     };
     let rows: Vec<_> = Mode::ALL.into_iter().filter_map(row).collect();
     let headings = ["", "kpps", "of base", "the paper's kpps", "of base"];
@@ -85,7 +86,7 @@ mod tests {
     use crate::packet::report::tests::report;
 
     #[test]
-    fn work_is_of_a_frame_and_of_an_interrupt() {
+    fn work_is_shown_per_frame_and_per_interrupt() {
         let mut report = report(&[("e1000-base", &[30_000]), ("e1000-csb", &[600_000])]);
         let load = PacketLoad::default();
         assert_eq!(work_table(&report, &load, false), "");

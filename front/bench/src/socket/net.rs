@@ -14,20 +14,20 @@ use super::path_of;
 use super::peer::Role;
 use crate::packet::process::{find, in_namespace, run};
 
-/// The addresses behind the bridge: the server's and the client's.
+/// The server's and the client's address in a network with a bridge.
 pub(super) const ADDRESSES: [Ipv4Addr; 2] =
     [Ipv4Addr::new(10, 203, 0, 1), Ipv4Addr::new(10, 203, 0, 2)];
 
-/// Network namespaces of the two sides. They have no names and are held by descriptors only, so
-/// they and their contents disappear with this process, in whatever way it ends. The host's network
-/// is not changed.
+/// The network namespaces of the two programs. They have no names and are held by descriptors only,
+/// so they and their contents disappear with this process, in whatever way it ends. The host's
+/// network is not changed.
 pub struct Net {
-    /// The server's and the client's namespace, or `None` if both programs are in this process's
-    /// namespace.
+    /// The server's and the client's namespace, in the order of [`ADDRESSES`], or `None` if both
+    /// programs are in this process's namespace.
     sides: Option<[File; 2]>,
     /// The bridge's namespace, which disappears with its last descriptor and takes the veth pairs
     /// with it.
-    _middle: Option<File>,
+    _bridge: Option<File>,
     /// The server's address.
     address: IpAddr,
 }
@@ -35,7 +35,7 @@ pub struct Net {
 impl Net {
     /// Puts both programs into this process's namespace, on its loopback.
     pub fn here() -> Self {
-        Self { sides: None, _middle: None, address: Ipv4Addr::LOCALHOST.into() }
+        Self { sides: None, _bridge: None, address: Ipv4Addr::LOCALHOST.into() }
     }
 
     /// Puts each program into a namespace of its own, with a veth pair to a Linux bridge in a
@@ -44,21 +44,21 @@ impl Net {
     /// # Errors
     /// If this process is not root, or `ip` is not installed.
     pub fn bridged() -> Result<Self> {
-        let [server, client, middle] = [namespace()?, namespace()?, namespace()?];
-        ip(&middle, "link add br0 type bridge mcast_snooping 0")?;
-        ip(&middle, "link set br0 up")?;
-        for (at, side) in [&server, &client].into_iter().enumerate() {
-            let place = path_of(side);
-            let place = place.display();
-            ip(&middle, &format!("link add port{at} type veth peer name eth0 netns {place}"))?;
-            ip(&middle, &format!("link set port{at} master br0 up"))?;
-            ip(side, &format!("address add {}/24 dev eth0", ADDRESSES[at]))?;
+        let [server, client, bridge] = [namespace()?, namespace()?, namespace()?];
+        ip(&bridge, "link add br0 type bridge mcast_snooping 0")?;
+        ip(&bridge, "link set br0 up")?;
+        for (index, (side, address)) in [&server, &client].into_iter().zip(ADDRESSES).enumerate() {
+            let path = path_of(side);
+            let path = path.display();
+            ip(&bridge, &format!("link add port{index} type veth peer name eth0 netns {path}"))?;
+            ip(&bridge, &format!("link set port{index} master br0 up"))?;
+            ip(side, &format!("address add {address}/24 dev eth0"))?;
             ip(side, "link set lo up")?;
             ip(side, "link set eth0 up")?;
         }
         Ok(Self {
             sides: Some([server, client]),
-            _middle: Some(middle),
+            _bridge: Some(bridge),
             address: ADDRESSES[0].into(),
         })
     }
@@ -70,9 +70,10 @@ impl Net {
     /// If the kernel has no ESP; and those of [`Net::bridged`].
     pub fn with_ipsec() -> Result<Self> {
         let net = Self::bridged()?;
-        for side in net.sides.iter().flatten() {
+        for (side, own) in net.sides.iter().flatten().zip(ADDRESSES) {
             for (spi, [from, to]) in [(1, [0, 1]), (2, [1, 0])] {
                 let (from, to) = (ADDRESSES[from], ADDRESSES[to]);
+                let direction = if from == own { "out" } else { "in" };
                 // A key and a salt for this run only.
                 let key = format!("0x{:040x}", u128::from(std::process::id()) << 32 | spi);
                 ip(
@@ -82,25 +83,16 @@ impl Net {
                          transport aead rfc4106(gcm(aes)) {key} 128"
                     ),
                 )?;
-                let way = if (from == ADDRESSES[0]) == std::ptr::eq(side, net.server()) {
-                    "out"
-                } else {
-                    "in"
-                };
                 ip(
                     side,
                     &format!(
-                        "xfrm policy add src {from} dst {to} dir {way} tmpl src {from} dst {to} \
-                         proto esp reqid {spi} mode transport"
+                        "xfrm policy add src {from} dst {to} dir {direction} tmpl src {from} dst \
+                         {to} proto esp reqid {spi} mode transport"
                     ),
                 )?;
             }
         }
         Ok(net)
-    }
-
-    fn server(&self) -> *const File {
-        self.sides.as_ref().map_or(std::ptr::null(), |sides| &raw const sides[0])
     }
 
     /// Returns the files of the server's and the client's namespace, which exist as long as this
@@ -114,16 +106,21 @@ impl Net {
         self.address
     }
 
-    /// Makes `command` run on a side.
+    /// Makes `command` run in the namespace of the program with this role.
+    ///
+    /// # Errors
+    /// No descriptors are left.
     pub fn enter(&self, role: Role, command: &mut Command) -> Result<()> {
         let Some([server, client]) = &self.sides else { return Ok(()) };
         enter(command, if role == Role::Server { server } else { client })
     }
 }
 
-/// Makes a network namespace.
+/// Makes a network namespace, which exists as long as the file is open or something runs in it.
 fn namespace() -> Result<File> {
-    in_namespace(|| File::open("/proc/thread-self/ns/net").context("a network namespace"))
+    in_namespace(|| {
+        File::open("/proc/thread-self/ns/net").context("cannot open a network namespace")
+    })
 }
 
 /// Makes `command` run in `namespace`.
@@ -139,6 +136,7 @@ fn enter(command: &mut Command, namespace: &File) -> Result<()> {
     Ok(())
 }
 
+/// Runs `ip` in `namespace`. `arguments` are separated by spaces.
 fn ip(namespace: &File, arguments: &str) -> Result<()> {
     let Some(program) = find(&["ip"]) else { bail!("`ip` is not installed") };
     let mut command = Command::new(program);

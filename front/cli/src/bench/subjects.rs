@@ -3,9 +3,13 @@
 //! A further subject of a benchmark has its name and what it is in `SUBJECTS` of the benchmark's
 //! file beside this one, where `subjects` makes it, or says what it needs; without that it is left
 //! out with one line. The subject itself is a module of `front/bench`: an implementation of the
-//! `Subject` trait of its benchmark (the head of `mod.rs` there names it), which runs one turn. A
-//! further load is a text that the benchmark's load type parses: in `LOADS` or `QUICK` where these
-//! are lists. Loads on disks are made of patterns: the head of `workload.rs` in `front/load`.
+//! `Subject` trait of its benchmark (the head of `mod.rs` there names it), which runs one turn. All
+//! subjects of sockets are of one type, `Way`: `Shared::way` (`socket.rs`) puts a further one
+//! together from a network, TLS and engines, and only a network or an engine of a new kind is code
+//! in `front/bench` (`socket/net.rs`, `socket/engine.rs`).
+//!
+//! A further load is a text that the benchmark's load type parses: in `LOADS` or `QUICK` where
+//! these are lists. Loads on disks are made of patterns: the head of `workload.rs` in `front/load`.
 //!
 //! A further figure is a field of the turn's result (with `#[serde(default)]`, since `--compare`
 //! reads older reports), unless a field that is there has it, and a `Figure`, which says which way

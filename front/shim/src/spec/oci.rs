@@ -6,8 +6,10 @@
 //! limit in `limits`, a mount in `mounts::plan`, a device in `devices`. A wish that cannot be
 //! honoured is refused there, or in a `check` that `run_spec` or `check_rest` calls. What the
 //! daemon must know for it is a field of `RunSpec`: the heads of `create` and `process` in
-//! `sandbox/runtime`. Tests: `src/tests/spec.rs`, and `pod.rs` for pods; `docs/containerd.md` says
-//! what is honoured, refused and ignored.
+//! `sandbox/runtime`; of a limit, a field of `Resources`: the head of `record/container.rs` there.
+//! [`Resources`] are those of updates, too, and `updated` makes them of a pod's own limits. Tests:
+//! `src/tests/spec.rs`, and `pod.rs` for pods; `docs/containerd.md` says what is honoured, refused
+//! and ignored.
 
 use std::collections::BTreeMap;
 use std::io::Read;

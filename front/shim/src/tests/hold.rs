@@ -1,4 +1,5 @@
-//! Tests of the two ends of a holder, without its process.
+//! Tests of the two ends of a holder without its processes: that of the serving process
+//! ([`Holder`]), and its own ([`keep_for`]).
 
 use std::io::{Read, Write};
 
@@ -15,16 +16,16 @@ fn end_of_pipe() -> OwnedFd {
 }
 
 #[test]
-fn what_a_killed_process_had_kept_reaches_the_next_one() {
+fn files_that_a_killed_process_had_kept_reach_the_next_one() {
     let (killed, theirs) = ends();
     let (mut reader, writer) = std::io::pipe().unwrap();
-    // A process that is killed drops nothing.
+    // The handles of a process that is killed are not dropped, so the holder keeps their files.
     std::mem::forget(killed.put("kept".to_owned(), writer.into()));
     drop(killed.put("dropped".to_owned(), end_of_pipe()));
     let replaced = killed.put("replaced".to_owned(), end_of_pipe());
     std::mem::forget(killed.put("replaced".to_owned(), end_of_pipe()));
     drop(replaced);
-    // Its end is closed.
+    // The kernel closes the socket of a process that has ended.
     drop(std::mem::replace(&mut killed.state().socket, pair().unwrap().0));
     let (mut held, (socket, next)) = (BTreeMap::new(), pair().unwrap());
     assert!(!keep_for(&theirs, &mut held));
@@ -40,7 +41,7 @@ fn what_a_killed_process_had_kept_reaches_the_next_one() {
 }
 
 #[test]
-fn what_nobody_has_taken_is_closed() {
+fn files_that_nobody_has_taken_are_closed() {
     let (next, theirs) = ends();
     next.state().held.insert("left".to_owned(), Arc::new(end_of_pipe()));
     let _taken = next.put("taken".to_owned(), end_of_pipe());
@@ -86,14 +87,15 @@ fn the_next_holder_gets_the_listening_socket_last() {
     let (socket, next) = pair().unwrap();
     holder.state().move_to(socket).unwrap();
     let names = [(); 3].map(|()| receive(&next).unwrap().unwrap().name);
-    // Without it, one whose sender was killed meanwhile starts no process.
+    // A holder without the listening socket starts no serving process: it would lack descriptors
+    // if its sender was killed before the others were sent.
     assert_eq!(names, ["a", "z", LISTENER]);
 }
 
 #[test]
 fn a_holder_that_lacks_a_descriptor_ends() {
     let (holder, theirs) = ends();
-    // Its end would be cut.
+    // The name is a byte too long for a message.
     let _kept = holder.put("x".repeat(LONGEST), end_of_pipe());
     let mut held = BTreeMap::new();
     assert!(keep_for(&theirs, &mut held) && held.is_empty());
@@ -103,7 +105,7 @@ fn a_holder_that_lacks_a_descriptor_ends() {
 fn a_holder_that_has_no_room_for_a_descriptor_ends() {
     let (holder, theirs) = ends();
     let _kept = holder.put("y".repeat(LONGEST - 1), end_of_pipe());
-    // As it arrives at a process without descriptors.
+    // The kernel delivers the message without its file to a process that has no descriptor left.
     send(&holder.state().socket, PUT, "lost", None).unwrap();
     let _after = holder.put("after".to_owned(), end_of_pipe());
     let mut held = BTreeMap::new();

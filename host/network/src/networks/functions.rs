@@ -23,12 +23,24 @@ fn owner(id: &str) -> String {
     format!("{ATTACHMENT}:{id}")
 }
 
-/// Returns the pool of an attachment's function, and the function's owner; empty if it has none.
-pub(super) fn of(attachment: &Attachment) -> (String, String) {
-    if attachment.pool.is_empty() {
-        return Default::default();
+/// A function of a pool that an attachment has. Both fields are empty if it has none, as in
+/// `Interface` of `network.proto`.
+#[derive(Default)]
+pub(super) struct PoolFunction {
+    /// The pool's name.
+    pub(super) pool: String,
+    /// The owner of the function in the pools' ledger.
+    pub(super) owner: String,
+}
+
+impl PoolFunction {
+    /// Returns the function of an attachment.
+    pub(super) fn of(attachment: &Attachment) -> Self {
+        if attachment.pool.is_empty() {
+            return Self::default();
+        }
+        Self { pool: attachment.pool.clone(), owner: owner(&attachment.key.id()) }
     }
-    (attachment.pool.clone(), owner(&attachment.key.id()))
 }
 
 fn refused(status: Status) -> Error {

@@ -15,8 +15,9 @@ use slipway_netns::Identity;
 use slipway_plane_api::network_v1 as v1;
 use slipway_plane_api::v1 as plane_v1;
 
-use super::{Networks, functions};
-use crate::attachment::{Attachment, Rates};
+use super::Networks;
+use super::functions::PoolFunction;
+use crate::attachment::Rates;
 use crate::ledger::{Lease, Uplink};
 use crate::namespace::Interface;
 use crate::{Error, Result, namespace};
@@ -46,9 +47,8 @@ struct NetworkPort {
     prefix: u8,
     /// The port's rates.
     rates: Rates,
-    /// The pool of the function that is taken for the sandbox, and the function's owner; empty:
-    /// none is.
-    function: (String, String),
+    /// The function of a pool that the attachment has for the sandbox.
+    function: PoolFunction,
 }
 
 /// Runs work that waits for the kernel or for a program.
@@ -63,7 +63,7 @@ impl Networks {
     /// Gives a sandbox the interfaces of a network namespace.
     ///
     /// # Errors
-    /// [`Error`]; the interfaces are as they were then.
+    /// The first [`Error`]. The sandbox then has none of the interfaces.
     pub async fn join_namespace(
         &self,
         request: &v1::JoinNamespaceRequest,
@@ -112,7 +112,7 @@ impl Networks {
     ) -> Result<v1::Interface> {
         if let Some(port) = self.claim(key, &mut uplink).await? {
             interface.restrict(&port.lease, port.prefix);
-            let (rates, (pool, owner)) = (port.rates.describe(), port.function);
+            let (rates, PoolFunction { pool, owner }) = (port.rates.describe(), port.function);
             let described = interface.describe(port.network);
             return Ok(v1::Interface { rates, pool, owner, ..described });
         }
@@ -124,7 +124,7 @@ impl Networks {
     /// interfaces of others.
     ///
     /// # Errors
-    /// [`Error`] of the ledger or the packet filter: the first one. The rest is given back, and
+    /// The first [`Error`] of the ledger or the packet filter. The rest is given back, and
     /// addresses are free, all the same.
     pub async fn leave(&self, id: &str) -> Result<()> {
         let mut left = Ok(());
@@ -138,10 +138,9 @@ impl Networks {
     /// Returns the `traceparent` to which an attachment in a namespace belongs; empty if there is
     /// none.
     async fn trace_in(&self, namespace: Identity) -> String {
-        let is_there =
-            |one: &&Attachment| (one.device, one.inode) == (namespace.device, namespace.inode);
         let state = self.state.lock().await;
-        let trace = state.attachments.values().filter(is_there).find_map(|one| one.trace);
+        let mut there = state.attachments.values().filter(|one| one.identity() == namespace);
+        let trace = there.find_map(|one| one.trace);
         trace.map(|place| place.to_string()).unwrap_or_default()
     }
 
@@ -162,7 +161,7 @@ impl Networks {
         let port = attachment.and_then(|one| {
             let prefix = state.networks.get(&one.network)?.subnet.prefix_len();
             let (network, lease) = (one.network.clone(), one.lease.clone());
-            let function = functions::of(one);
+            let function = PoolFunction::of(one);
             Some(NetworkPort { network, lease, prefix, rates: one.rates, function })
         });
         uplink.network = port.as_ref().map(|port| port.network.clone());
