@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use slipway_image::Reference;
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 
-use crate::holds::{Hold, Holds};
+use crate::holds::{Hold, Holds, Removal};
 use crate::images::{Images, NotPulled, Pulled, Size};
 
 /// The most images of usual size that are pulled lazily at once. Others wait.
@@ -154,6 +154,7 @@ impl Pulls {
     /// # Errors
     /// The errors of [`Images::pull`]; other pulls have had all places for a minute.
     pub async fn pull(&self, reference: &Reference, whole: bool) -> Outcome {
+        let hold = self.hold(reference).await;
         let pull = {
             let now = Instant::now();
             let mut pulls = lock(&self.pulls);
@@ -161,7 +162,7 @@ impl Pulls {
             pulls.entry((reference.clone(), whole)).or_default().clone()
         };
         let (images, memory) = (Arc::clone(&self.images), Arc::clone(&self.memory));
-        let (reference, hold) = (reference.clone(), self.hold(reference));
+        let reference = reference.clone();
         // In a task of its own: if this call is dropped, the pull goes on, and keeps its place.
         let task = tokio::spawn(async move {
             let _until_it_ends = hold;
@@ -174,15 +175,15 @@ impl Pulls {
         task.await.unwrap_or_else(|error| Err(error.to_string()))
     }
 
-    /// Notes that an image must not be removed as long as the result lives. A pull at work holds
-    /// its image too.
-    pub fn hold(&self, reference: &Reference) -> Hold {
-        self.holds.hold(reference)
+    /// Keeps an image from being removed as long as the result lives. A pull at work holds its
+    /// image too. Waits for the image's removal if that is at work.
+    pub async fn hold(&self, reference: &Reference) -> Hold {
+        self.holds.hold(reference).await
     }
 
-    /// Returns whether an image must not be removed.
-    pub fn is_held(&self, reference: &Reference) -> bool {
-        self.holds.has(reference)
+    /// Begins the removal of an image. Returns `None` if it must not be removed, or is already.
+    pub fn remove(&self, reference: &Reference) -> Option<Removal> {
+        self.holds.remove(reference)
     }
 
     /// Forgets the results of an image's pulls.

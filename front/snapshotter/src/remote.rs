@@ -15,7 +15,6 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use slipway_image::{Digest, Reference};
-use tokio::sync::Mutex;
 
 use crate::holds::Hold;
 use crate::images::{Images, Pulled};
@@ -85,8 +84,6 @@ pub struct RemoteSnapshots {
     images: Arc<dyn Images>,
     staging: Staging,
     pulls: Pulls,
-    /// Held while images without snapshots are removed. Nothing waits for a registry meanwhile.
-    removal: Mutex<()>,
 }
 
 impl RemoteSnapshots {
@@ -94,7 +91,7 @@ impl RemoteSnapshots {
     pub fn new(store: Arc<Store>, images: Arc<dyn Images>) -> Self {
         let staging = Staging::new(Arc::clone(&store), Arc::clone(&images));
         let pulls = Pulls::new(Arc::clone(&images));
-        Self { store, images, staging, pulls, removal: Mutex::new(()) }
+        Self { store, images, staging, pulls }
     }
 
     /// Adds a layer as a remote snapshot on `parent`, if that is possible. Returns whether
@@ -118,7 +115,7 @@ impl RemoteSnapshots {
             },
         };
         // Until the snapshot's record has the image.
-        let _hold = self.hold(&wanted.reference).await;
+        let hold = self.pulls.hold(&wanted.reference).await;
         let Some(pulled) = self.pull(wanted, below.is_some()).await? else { return Ok(false) };
         let mut layers = below.map(|below| below.layers).unwrap_or_default();
         layers.push(wanted.layer.to_string());
@@ -143,16 +140,17 @@ impl RemoteSnapshots {
                 return Err(Refusal::Unavailable(format!("image {image}: {why}")));
             }
         };
-        self.commit(key, parent, labels, remote, staged).await?;
+        let new = NewSnapshot {
+            key: key.to_owned(),
+            kind: SnapshotKind::Committed,
+            parent: parent.to_owned(),
+            labels: labels.clone(),
+            usage: Default::default(),
+            remote: Some(remote),
+        };
+        self.commit(new, staged, hold).await?;
         tracing::info!(image = %wanted.reference, layer = %wanted.layer, "a layer is not fetched");
         Ok(true)
-    }
-
-    /// Keeps an image from being removed as long as the result lives.
-    async fn hold(&self, reference: &Reference) -> Hold {
-        // A removal that has begun may be of this image.
-        let _removal = self.removal.lock().await;
-        self.pulls.hold(reference)
     }
 
     /// Has the image in the cache. Returns `None` if the layer has to be unpacked.
@@ -197,24 +195,11 @@ impl RemoteSnapshots {
         blocking(move || store.own_image(&reference)).await.map_err(|error| error.to_string())
     }
 
-    async fn commit(
-        &self,
-        key: &str,
-        parent: &str,
-        labels: &BTreeMap<String, String>,
-        remote: RemoteImage,
-        staged: Staged,
-    ) -> Result<()> {
-        let new = NewSnapshot {
-            key: key.to_owned(),
-            kind: SnapshotKind::Committed,
-            parent: parent.to_owned(),
-            labels: labels.clone(),
-            usage: Default::default(),
-            remote: Some(remote),
-        };
+    /// Adds a snapshot, which goes on, and holds the image, if the call ends meanwhile.
+    async fn commit(&self, new: NewSnapshot, staged: Staged, hold: Hold) -> Result<()> {
         let store = Arc::clone(&self.store);
         blocking(move || {
+            let _until_it_is_added = hold;
             let written = new.remote.as_ref().map_or(Ok(()), |remote| staged.write_image(remote));
             let added = written.and_then(|()| store.add_remote(new, staged.path()));
             // Nothing is left of it if it was added.
@@ -238,9 +223,7 @@ impl RemoteSnapshots {
     /// Removes images from the cache that were pulled for snapshots of which none is left. Those
     /// that sandboxes use, and those that are being pulled, stay until the next time.
     pub async fn forget_unused(&self) {
-        let _removal = self.removal.lock().await;
-        let store = Arc::clone(&self.store);
-        let unused = match blocking(move || store.unused_images()).await {
+        let unused = match self.unused().await {
             Ok(unused) => unused,
             Err(error) => return tracing::warn!(%error, "images without snapshots stay"),
         };
@@ -252,21 +235,48 @@ impl RemoteSnapshots {
         }
     }
 
+    async fn unused(&self) -> Result<Vec<String>> {
+        let store = Arc::clone(&self.store);
+        blocking(move || store.unused_images()).await
+    }
+
     async fn forget(&self, reference: &str) -> Result<(), String> {
         let parsed = reference.parse::<Reference>().map_err(|e| e.to_string())?;
-        if self.pulls.is_held(&parsed) {
+        let Some(removal) = self.pulls.remove(&parsed) else { return Ok(()) };
+        // A snapshot may have come before the removal began.
+        let unused = self.unused().await.map_err(|error| error.to_string())?;
+        if !unused.iter().any(|unused| unused == reference) {
             return Ok(());
         }
         self.pulls.forget(&parsed);
-        if !self.images.forget(&parsed).await? {
-            return Ok(());
-        }
-        let (store, owned) = (Arc::clone(&self.store), reference.to_owned());
-        let forgotten = blocking(move || store.forget_image(&owned)).await;
-        forgotten.map_err(|error| format!("it is no longer in the cache, but noted: {error}"))?;
-        tracing::info!(image = shown(reference), "removed: no snapshot has it any more");
-        Ok(())
+        let (store, images) = (Arc::clone(&self.store), Arc::clone(&self.images));
+        let noted = reference.to_owned();
+        // In a task of its own: if this call is dropped, the removal goes on, and no snapshot may
+        // be made of its image meanwhile.
+        let task = tokio::spawn(async move {
+            let _until_it_ends = removal;
+            remove(store, &*images, &parsed, noted).await
+        });
+        task.await.unwrap_or_else(|error| Err(error.to_string()))
     }
+}
+
+/// Removes an image from the cache unless a sandbox uses it, and forgets it in the store, where it
+/// is `noted`.
+async fn remove(
+    store: Arc<Store>,
+    images: &dyn Images,
+    reference: &Reference,
+    noted: String,
+) -> Result<(), String> {
+    if !images.forget(reference).await? {
+        return Ok(());
+    }
+    let image = shown(&noted);
+    let forgotten = blocking(move || store.forget_image(&noted)).await;
+    forgotten.map_err(|error| format!("it is no longer in the cache, but noted: {error}"))?;
+    tracing::info!(image, "removed: no snapshot has it any more");
+    Ok(())
 }
 
 /// Checks that an image is the one that containerd has, and that its volumes can be copied.

@@ -155,7 +155,10 @@ impl AgentService for Service {
 
     async fn exec(&self, request: Request<ExecRequest>) -> Reply<ExecReply> {
         let request = request.into_inner();
-        let reply = self.complete(|agent| async move { agent.exec(request).await }).await?;
+        // Dropped with this call.
+        let waits = Arc::new(());
+        let host = Arc::downgrade(&waits);
+        let reply = self.complete(|agent| async move { agent.exec(request, host).await }).await?;
         Ok(Response::new(reply))
     }
 

@@ -215,4 +215,25 @@ async fn a_detached_process_goes_on_without_a_host() {
         let error = sandbox.client.exec(request("bound", spec)).await.unwrap_err();
         assert!(error.message().contains("no streams"), "{error}");
     }
+
+    // One whose host left before it was set up does not begin.
+    let freeze = |frozen: bool| FreezeRequest { id: "a".into(), frozen };
+    sandbox.client.freeze(freeze(true)).await.unwrap();
+    let left = sandbox.client.exec(request("left", script("exit 3")));
+    let left = tokio::time::timeout(Duration::from_millis(500), left).await;
+    assert!(left.is_err(), "set up in a container that stands still");
+    sandbox.client.freeze(freeze(false)).await.unwrap();
+    let process = ProcessRef { container_id: "a".into(), exec_id: "left".into() };
+    let ended = async {
+        loop {
+            let request = WaitRequest { process: Some(process.clone()) };
+            match sandbox.client.wait(request).await {
+                Ok(reply) => return reply.into_inner().exit_status,
+                Err(error) => assert_eq!(error.code(), tonic::Code::NotFound, "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let status = tokio::time::timeout(Duration::from_secs(100), ended).await.unwrap();
+    assert_eq!(status, 128 + 9);
 }

@@ -1,7 +1,5 @@
 //! Tests of pulls: their places, and the memory of all of them.
 
-use std::time::Duration;
-
 use super::*;
 use crate::pulls::{LARGE, LAZILY, WHOLE};
 

@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use tonic::Code;
@@ -35,8 +36,8 @@ pub struct Shelf {
     is_large: AtomicBool,
     /// Set if a sandbox uses all images.
     is_used: AtomicBool,
-    /// Registries whose pulls and copies do not end, unless the images need the memory of large
-    /// ones and do not have it.
+    /// Registries whose pulls, copies and removals do not end, unless the images need the memory of
+    /// large ones and do not have it.
     stuck: Mutex<HashSet<String>>,
     /// Notified when they are others.
     released: Notify,
@@ -131,6 +132,9 @@ impl Images for Shelf {
 
     async fn forget(&self, reference: &Reference) -> Result<bool, String> {
         self.ask(reference, "forget");
+        while self.is_stuck(reference) {
+            self.released.notified().await;
+        }
         if self.is_used.load(Ordering::SeqCst) {
             return Ok(false);
         }
@@ -358,6 +362,40 @@ async fn an_unused_image_is_removed_while_another_one_is_pulled() {
     let unpacked = unpacked.await.unwrap().unwrap_err();
     assert_eq!(unpacked.code(), Code::AlreadyExists, "{unpacked}");
     assert_eq!(served.shelf.names(), 1);
+}
+
+#[tokio::test]
+async fn a_removal_goes_on_without_its_call_and_only_its_own_image_waits() {
+    let mut served = Served::new().await;
+    served.shelf.is_lazy.store(true, Ordering::SeqCst);
+    let base = served.unpack(&app(), 0, "").await.unwrap().unwrap();
+    served.shelf.stick(&["registry.test"]);
+    let mut client = served.client.clone();
+    let wanted = crate::v1::KeyRequest { key: base, ..Default::default() };
+    let removed = tokio::spawn(async move { client.remove(wanted).await.map(drop) });
+    while !served.shelf.has_asked("registry.test/app forget") {
+        tokio::task::yield_now().await;
+    }
+    removed.abort();
+    served.shelf.asked();
+    let other = Image { reference: "other.test/app".into(), manifest: 105, ..app() };
+    let other = Image { targets: ["other", "app"], layers: [7, 8], ..other };
+    assert!(served.unpack(&other, 0, "").await.unwrap().is_some());
+    let wanted = crate::v1::CreateRequest {
+        key: "k8s.io/100/extract-0-ab_c base".into(),
+        labels: labels_of("base", APP, 100, &[1, 2]).into_iter().collect(),
+        ..Default::default()
+    };
+    let mut client = served.client.clone();
+    let unpacked = tokio::spawn(async move { client.prepare(wanted).await.map(drop) });
+    // By now it would have been pulled while it is removed.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(!served.shelf.has_asked("registry.test/app lazily"));
+    served.shelf.stick(&[]);
+    let unpacked = unpacked.await.unwrap().unwrap_err();
+    assert_eq!(unpacked.code(), Code::AlreadyExists, "{unpacked}");
+    assert!(served.shelf.has_asked("registry.test/app lazily"));
+    assert_eq!(served.shelf.names(), 2);
 }
 
 #[test]

@@ -2,6 +2,9 @@
 //! `/etc/group` (passwd(5), group(5)). The C library's lookups are not used: they load modules of
 //! the container's choosing, and a static program has none.
 
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -61,17 +64,31 @@ pub fn resolve(root: &Path, text: &str) -> Result<User> {
 }
 
 fn read(path: &Path) -> Result<String> {
-    let metadata = match std::fs::metadata(path) {
-        Ok(metadata) => metadata,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(String::new()),
-        Err(error) => return Err(error).with_context(|| path.display().to_string()),
-    };
+    let said = || path.display().to_string();
+    let unusable = || format!("{} is not a file of a usable size", path.display());
     // A FIFO or a device would block or never end.
-    if !metadata.is_file() || metadata.len() > MAX_DATABASE {
-        bail!("{} is not a file of a usable size", path.display());
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => {}
+        Ok(_) => bail!(unusable()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(String::new()),
+        Err(error) => return Err(error).with_context(said),
     }
-    let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    // The container's processes may have put one there since.
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).with_context(said)?;
+    if !file.metadata().with_context(said)?.is_file() {
+        bail!(unusable());
+    }
+    read_bounded(file).with_context(said)?.with_context(unusable)
+}
+
+/// Reads a database to its end, whatever its size is said to be: that of a file of `/proc` is 0.
+/// Returns `None` if it is too large.
+fn read_bounded(file: impl Read) -> std::io::Result<Option<String>> {
+    let mut bytes = Vec::new();
+    file.take(MAX_DATABASE + 1).read_to_end(&mut bytes)?;
+    let fits = u64::try_from(bytes.len()).is_ok_and(|len| len <= MAX_DATABASE);
+    Ok(fits.then(|| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 struct PasswdEntry<'a> {
@@ -203,5 +220,20 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("etc/passwd")).unwrap();
         assert!(resolve(root.path(), "0").is_err());
+    }
+
+    #[test]
+    fn a_database_is_read_up_to_a_bound() {
+        let read = |bytes: u64| read_bounded(std::io::repeat(b'a').take(bytes)).unwrap();
+        let most = read(MAX_DATABASE).unwrap();
+        assert_eq!(u64::try_from(most.len()).unwrap(), MAX_DATABASE);
+        assert!(read(MAX_DATABASE + 1).is_none());
+        assert!(read_bounded(std::io::repeat(b'a')).unwrap().is_none(), "it has no end");
+        // A file without a size, as that of /proc/self/pagemap is.
+        let root = database();
+        let passwd = root.path().join("etc/passwd");
+        std::fs::remove_file(&passwd).unwrap();
+        std::os::unix::fs::symlink("/proc/version", &passwd).unwrap();
+        assert_eq!(resolve(root.path(), "0").unwrap().uid, 0);
     }
 }

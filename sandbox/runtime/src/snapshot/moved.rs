@@ -379,6 +379,14 @@ mod tests {
         assert_eq!(bounded(|_| {}).unwrap(), whole);
         let more = bounded(|one| one.snapshot.as_mut().unwrap().layers_bytes = u64::MAX);
         assert_eq!(more.unwrap().snapshot.unwrap().layers_bytes, 64 << 20);
+        let adjusted = |adjustment: Option<i32>| {
+            let mut manifest = whole.clone();
+            manifest.snapshot.as_mut().unwrap().settings.process.oom_score_adj = adjustment;
+            clamp_to_node(&mut manifest, 64 << 20, dir.path()).unwrap();
+            manifest.snapshot.unwrap().settings.process.oom_score_adj
+        };
+        let adjusted = [None, Some(-1000), Some(i32::MIN), Some(900), Some(i32::MAX)].map(adjusted);
+        assert_eq!(adjusted, [None, Some(0), Some(0), Some(900), Some(1000)]);
         let memory = bounded(|one| one.shape.memory_bytes = 1 << 62).unwrap_err().to_string();
         assert!(memory.contains("more than this host has"), "{memory}");
         let with_room = |room: u64| {

@@ -19,6 +19,9 @@ const MOST_VOLUMES: usize = 32;
 const MOST_SLOTS: usize = 1;
 /// The largest file system of a root layer, bytes. Its blocks that are zeros take no space.
 const MOST_LAYER: u64 = 1 << 40;
+/// The adjustments of the score by which the host ends processes when its memory is short that a
+/// snapshot from elsewhere can have. One below 0 would protect its forks better than others.
+const ADJUSTMENTS: std::ops::RangeInclusive<i32> = 0..=1000;
 
 /// Checks that a snapshot is whole with the files that are its own.
 ///
@@ -119,8 +122,9 @@ pub(super) fn check_image(manifest: &Manifest, wanted: &str) -> Result<()> {
 }
 
 /// Limits a snapshot to what a new sandbox of this node could have: its root layers hold at most
-/// `layers_bytes` of memory unless its user asks for more. Its data is compared with the free space
-/// when it is copied. Waits for the disk with the directory `place`, where the snapshot is to be.
+/// `layers_bytes` of memory unless its user asks for more, and the host does not protect them from
+/// being ended when its memory is short. Its data is compared with the free space when it is
+/// copied. Waits for the disk with the directory `place`, where the snapshot is to be.
 ///
 /// # Errors
 /// [`Error::Invalid`] if its memory or a disk is too large for this node; [`Error::File`].
@@ -131,6 +135,9 @@ pub(super) fn clamp_to_node(
 ) -> Result<()> {
     let Some(snapshot) = &mut manifest.snapshot else { return Ok(()) };
     snapshot.layers_bytes = snapshot.layers_bytes.min(layers_bytes);
+    // A fork has the snapshot's own: who begins it cannot choose another.
+    let adjustment = &mut snapshot.settings.process.oom_score_adj;
+    *adjustment = adjustment.map(|one| one.clamp(*ADJUSTMENTS.start(), *ADJUSTMENTS.end()));
     let too_large = |what: &str, bytes: u64, bound: &str, most: u64| {
         let (size, most) = (bytes >> 20, most >> 20);
         Err(Error::Invalid(format!("{what} of {size} MiB is more than {bound}, {most} MiB")))
