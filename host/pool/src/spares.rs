@@ -83,7 +83,8 @@ impl Spares {
         std::mem::take(&mut self.ready)
     }
 
-    /// Returns whether memory is to be made for a fork whose launcher names this NUMA node, or none.
+    /// Returns whether memory is to be made for forks of launchers that name this NUMA node, or
+    /// none.
     pub(crate) fn wants(&self, near: Option<NumaNode>, now: Instant) -> bool {
         self.ready.len() < self.wanted && self.is_used(now) && self.near() == near
     }
