@@ -144,7 +144,7 @@ SLIPWAY_DATA_DIR=$work/elsewhere refuses 'has its data in' ps
 settings=$work/settings.toml
 for wrong in 'accelerator = "kqemu"' 'vmm = "bochs"' 'cpu_template = "x86-64-v9"' 'network_reach = "some"' \
     'network_allow = ["10.0.0.0/33"]' 'network_deny = ["x"]' 'memory = "disk"' 'templates_after = 1001' \
-    'templates_within_s = 0' 'cpus = 0' 'cpus = 99' 'no_such_setting = 1'; do
+    'templates_within_s = 0' 'spare_forks = 65' 'cpus = 0' 'cpus = 99' 'no_such_setting = 1'; do
     echo "$wrong" >"$settings"
     SLIPWAY_VMM='' refuses "${wrong%% *}" --config "$settings" daemon --check
 done

@@ -209,12 +209,14 @@ fn plane(config: &Config, poll_budget: Duration, mode: Mode) -> Result<Plane> {
     let reactors = config.reactors;
     let overlays = layers_of_node(config);
     let late_zeroing = config.late_zeroing;
+    let spare_bytes = if config.spare_forks > 0 { config.pool_bytes } else { 0 };
     let settings = slipway_plane::Settings {
         reactors,
         poll_budget,
         pool,
         late_zeroing,
         templates: true,
+        spare_bytes,
         overlays,
     };
     tracing::info!(limit_bytes = overlays, "memory for root layers");

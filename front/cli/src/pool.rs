@@ -27,7 +27,7 @@ pub async fn pool(node: &NodeArgs, config: &Config, args: &PoolArgs) -> Result<i
 }
 
 /// Returns the sizes with their names in JSON.
-fn sizes(pool: &v1::Pool) -> [(&'static str, u64); 9] {
+fn sizes(pool: &v1::Pool) -> [(&'static str, u64); 10] {
     [
         ("free_bytes", pool.free_bytes),
         ("lent_bytes", pool.lent_bytes),
@@ -38,12 +38,18 @@ fn sizes(pool: &v1::Pool) -> [(&'static str, u64); 9] {
         ("untouched_bytes", pool.untouched_bytes),
         ("clean_bytes", pool.clean_bytes),
         ("zeroed_ahead_bytes", pool.zeroed_ahead_bytes),
+        ("spare_pages_bytes", pool.spare_pages_bytes),
     ]
 }
 
 /// Returns the counts with their names in JSON.
-fn counts(pool: &v1::Pool) -> [(&'static str, u64); 2] {
-    [("sandboxes", pool.sandboxes), ("faults", pool.faults)]
+fn counts(pool: &v1::Pool) -> [(&'static str, u64); 4] {
+    [
+        ("sandboxes", pool.sandboxes),
+        ("faults", pool.faults),
+        ("spare_forks", pool.spare_forks),
+        ("spare_forks_given", pool.spare_forks_given),
+    ]
 }
 
 fn rows(pool: &v1::Pool) -> Vec<[String; 2]> {
@@ -83,5 +89,18 @@ mod tests {
         assert_eq!(rows(&pool).len(), rows(&v1::Pool::default()).len() + 4);
         assert_eq!(as_json(&pool)["nodes"][0]["free_bytes"], 1 << 30);
         assert_eq!(as_json(&v1::Pool::default())["nodes"].as_array().map(Vec::len), Some(0));
+    }
+
+    #[test]
+    fn memory_that_is_ready_for_forks_is_shown() {
+        let pool = v1::Pool { spare_forks: 2, spare_forks_given: 5, ..v1::Pool::default() };
+        let pool = v1::Pool { spare_pages_bytes: 8 << 20, ..pool };
+        let pages = show(8 << 20);
+        for row in
+            [["spare forks", "2"], ["spare forks given", "5"], ["spare pages", pages.as_str()]]
+        {
+            assert!(rows(&pool).contains(&row.map(str::to_owned)), "{row:?}: {:?}", rows(&pool));
+        }
+        assert_eq!(as_json(&pool)["spare_pages_bytes"], 8 << 20);
     }
 }

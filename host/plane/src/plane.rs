@@ -45,7 +45,7 @@ struct Shared {
     keep: Option<PlaneKeeper>,
     pool: Option<Pool>,
     /// Set if the pool holds memory for sandboxes to come.
-    recycles: bool,
+    holds_memory: bool,
     /// The files of the pool's memory.
     late: LateFiles,
     disks: Disks,
@@ -121,7 +121,7 @@ impl Plane {
             fabric: Fabric::new(handles, keep.is_some()),
             keep,
             pool,
-            recycles: settings.pool.is_some(),
+            holds_memory: settings.pool.is_some() || settings.spare_bytes > 0,
             late,
             disks: Disks::default(),
             overlays: Budget::new(settings.overlays),
@@ -359,8 +359,8 @@ impl Plane {
     }
 
     /// Returns whether the pool holds memory for sandboxes to come.
-    pub(crate) fn recycles(&self) -> bool {
-        self.shared.recycles
+    pub(crate) fn holds_memory(&self) -> bool {
+        self.shared.holds_memory
     }
 
     /// Returns the pool of memory, or `None` if there is none.
@@ -475,10 +475,14 @@ fn pool(
     if !needed && !settings.templates {
         return Ok(None);
     }
-    let (limit, files) = (settings.pool.unwrap_or(0), files.clone());
-    let shelves = keep.map(PlaneKeeper::memory_shelves);
-    let zero_first = !settings.late_zeroing;
-    let of_pool = slipway_pool::Settings { limit, ahead: true, files, shelves, zero_first };
+    let of_pool = slipway_pool::Settings {
+        limit: settings.pool.unwrap_or(0),
+        spare_bytes: settings.spare_bytes,
+        ahead: true,
+        files: files.clone(),
+        shelves: keep.map(PlaneKeeper::memory_shelves),
+        zero_first: !settings.late_zeroing,
+    };
     let pool = match Pool::new(of_pool) {
         Err(error) if !needed => {
             tracing::info!(%error, "there is no memory of templates");

@@ -207,7 +207,7 @@ impl v1::plane_server::Plane for Service {
         let figures = move || {
             let stats = plane.pool()?.stats();
             // A pool that is there for templates alone is shown while a sandbox has memory of it.
-            (plane.recycles() || stats.lent > 0).then(|| pool_figures(&stats))
+            (plane.holds_memory() || stats.lent > 0).then(|| pool_figures(&stats))
         };
         blocking::<_, Error>(move || Ok(v1::GetPoolReply { pool: figures() })).await
     }
@@ -338,6 +338,9 @@ fn pool_figures(stats: &slipway_pool::Stats) -> v1::Pool {
         untouched_bytes: bytes(stats.granules.untouched),
         clean_bytes: bytes(stats.granules.clean),
         nodes: stats.nodes.iter().map(pool_node).collect(),
+        spare_forks: stats.spare_forks,
+        spare_pages_bytes: stats.spare_fork_bytes,
+        spare_forks_given: stats.spare_forks_given,
     }
 }
 

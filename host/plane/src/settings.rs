@@ -19,6 +19,8 @@ pub struct Settings {
     /// Set if there is a pool for memory that begins as a template, where the kernel has what it
     /// needs.
     pub templates: bool,
+    /// The most bytes of memory that is ready for forks of templates; 0 has none ready.
+    pub spare_bytes: u64,
     /// The most bytes of memory that the overlays of all endpoints hold together.
     pub overlays: u64,
 }
@@ -33,6 +35,7 @@ impl Default for Settings {
             pool: None,
             late_zeroing: true,
             templates: false,
+            spare_bytes: 0,
             overlays: u64::MAX,
         }
     }

@@ -28,6 +28,7 @@ pub(crate) fn add(
         // If another call was quicker, the name has the same content.
         let _ = pool.add_template(name, template);
     }
+    pool.keep_ready(name, request.spare_forks as usize);
     let gone = || Status::aborted("the template was removed meanwhile");
     let TemplateStats { bytes, held, .. } = stats(pool, name).ok_or_else(gone)?;
     Ok(v1::AddTemplateReply { bytes, held_bytes: held })

@@ -31,8 +31,8 @@ fn run(shared: &Weak<Shared>) {
 
 /// Waits for an idle CPU. The thread has idle priority only during this wait. At idle priority it
 /// may lose its CPU for long, which it must not do with a lock, or with a granule half zeroed that
-/// a device waits for. So it zeroes [`BATCH`] granules at the default priority, and waits again.
-fn wait_for_idle_cpu() {
+/// a device waits for. So it works at the default priority for a moment, and waits again.
+pub(crate) fn wait_for_idle_cpu() {
     idle(true);
     std::thread::yield_now();
     idle(false);

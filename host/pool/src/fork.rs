@@ -3,7 +3,7 @@
 //! A fault copies the template's page into the sandbox's file, if nobody has yet, and then maps it.
 //! The sandbox has no page before its granule is clean, so a page that was half copied when this
 //! process died is copied again by a successor. What is copied ahead is mapped as well, so that it
-//! never faults.
+//! never faults. It may have been copied before the sandbox began ([`prepare`](crate::prepare)).
 //!
 //! A sandbox may give pages back, which makes holes in its file. A page that the sandbox had of its
 //! own is zeros from then on: its granule stays clean, and the next fault makes a page of zeros. A
@@ -108,8 +108,8 @@ pub(crate) fn serve(
     });
 }
 
-/// Copies the next [`BATCH`] bytes of what is to be copied ahead, and maps them. Returns the number
-/// of pages.
+/// Copies the next [`BATCH`] bytes of what is to be copied ahead, unless they were copied before
+/// the sandbox had its memory, and maps them. Returns the number of pages that were copied.
 pub(crate) fn copy_ahead(
     memory: &LateMemory,
     faults: &Userfault,
@@ -122,6 +122,7 @@ pub(crate) fn copy_ahead(
     while let Some(part) = fork.next(left) {
         let len = part.end - part.start;
         left -= len;
+        let is_there = memory.is_taken(part.start as usize, len as usize);
         match memory.take(part.start as usize, len as usize) {
             Ok(()) => {}
             // A device copies a page of it: the rest is copied when it is needed.
@@ -139,9 +140,25 @@ pub(crate) fn copy_ahead(
                 map(faults, range, start - range.offset..end - range.offset, PAGE, |_| ());
             }
         }
-        pages += len / PAGE;
+        pages += if is_there { 0 } else { len / PAGE };
     }
     pages
+}
+
+/// Copies the next [`BATCH`] bytes of what is to be copied ahead into memory that no sandbox has
+/// yet. Returns the number of pages.
+///
+/// # Errors
+/// [`NotYet::Gone`]: the host has no memory left.
+pub(crate) fn copy_spare(memory: &LateMemory, fork: &mut Fork) -> Result<u64, NotYet> {
+    let (mut left, mut pages) = (BATCH, 0);
+    while let Some(part) = fork.next(left) {
+        let len = part.end - part.start;
+        left -= len;
+        memory.take(part.start as usize, len as usize)?;
+        pages += len / PAGE;
+    }
+    Ok(pages)
 }
 
 /// Leaves the large holes of the template to the kernel: whoever touches one gets zeros at once.

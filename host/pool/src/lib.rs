@@ -23,9 +23,10 @@
 //! Memory may begin as a template ([`Template`]) instead of zeros: the memory of a VM that was
 //! saved, as a file that nobody can change. Such memory is a new file without pages. A page is
 //! copied from the template when its sandbox or a device first needs it (`fork`), or ahead of that
-//! if it was told which pages forks need ([`Pool::copy_ahead`], [`Pool::copied`]). Its sandbox
-//! never has the template itself. When it ends its pages go to the kernel. All of it is copied
-//! before another process that serves the sandbox's guest has the file (`complete`).
+//! if it was told which pages forks need ([`Pool::copy_ahead`], [`Pool::copied`]), or before there
+//! is a sandbox, in memory that is ready for the next fork ([`Pool::keep_ready`], `prepare`). The
+//! sandbox never has the template itself. When it ends its pages go to the kernel. All of it is
+//! copied before another process that serves the sandbox's guest has the file (`complete`).
 //!
 //! Pages are the machine's own or, of hugetlbfs, of 2 MiB, reserved with the host when memory is
 //! made ([`Page`](slipway_pool_spec::Page)).
@@ -60,11 +61,13 @@ mod fork;
 mod lease;
 mod make;
 mod pool;
+mod prepare;
 mod saved;
 mod server;
 mod settle;
 mod shared;
 mod shelf;
+mod spares;
 mod templates;
 mod userfault;
 

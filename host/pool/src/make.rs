@@ -64,17 +64,26 @@ pub(crate) fn fresh(
     Ok(Arc::new(at_home(memory, home)))
 }
 
+/// Refuses a fork that is not as its template.
+///
+/// # Errors
+/// The reason, for the launcher.
+pub(crate) fn check_fork(request: Request, template: &Template) -> Result<(), String> {
+    let (bytes, has) = (request.bytes, template.len());
+    if bytes != has as u64 || request.page == Page::Huge {
+        return Err(format!("{bytes} bytes: its template has {has}, in pages of 4 KiB"));
+    }
+    Ok(())
+}
+
 /// Makes memory that begins as `template`, without pages. Its pages are on the NUMA node `home`, if
-/// there is one, once they are made.
+/// there is one, once they are made. The request is one that [`check_fork`] allows.
 pub(crate) fn fork(
     request: Request,
     template: &Arc<Template>,
     home: Option<NumaNode>,
 ) -> Result<Arc<LateMemory>, String> {
-    let (bytes, has) = (request.bytes, template.len());
-    if bytes != has as u64 || request.page == Page::Huge {
-        return Err(format!("{bytes} bytes: its template has {has}, in pages of 4 KiB"));
-    }
+    let bytes = request.bytes;
     let file = sealed(request);
     let memory = file.and_then(|file| LateMemory::fork(file, template));
     let memory = memory.map_err(|error| format!("{bytes} bytes: {error}"))?;

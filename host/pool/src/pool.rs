@@ -9,17 +9,18 @@ use slipway_ram::Template;
 
 use crate::background;
 use crate::lease::Lease;
+use crate::prepare;
 use crate::server::Server;
 use crate::shared::{Settings, Shared, Stats};
 use crate::shelf::Left;
 use crate::templates::NameTaken;
 
-/// A pool of memory. Dropping it ends its thread; memory that sandboxes have stays with them and is
-/// given to the kernel when they have ended.
+/// A pool of memory. Dropping it ends its threads; memory that sandboxes have stays with them and
+/// is given to the kernel when they have ended.
 pub struct Pool(Arc<Shared>);
 
 impl Pool {
-    /// Makes an empty pool and starts its thread.
+    /// Makes an empty pool and starts its threads.
     ///
     /// # Errors
     /// The kernel has no `/dev/userfaultfd` (Linux 6.1), or access is denied; no thread is left.
@@ -27,6 +28,9 @@ impl Pool {
         let shared = Arc::new(Shared::new(settings)?);
         if shared.settings.ahead {
             background::start(&shared)?;
+        }
+        if shared.settings.spare_bytes > 0 {
+            prepare::start(&shared)?;
         }
         Ok(Self(shared))
     }
@@ -92,6 +96,16 @@ impl Pool {
     /// VM begins. Returns `false` if there is no such template.
     pub fn copy_ahead(&self, name: TemplateName, ranges: &[Range<u64>]) -> bool {
         self.0.templates.copy_ahead(&name, ranges)
+    }
+
+    /// Has up to `count` memories ready for forks of a template, at most 64. The bytes of
+    /// [`Pool::copy_ahead`] are copied into them already. A fork is given one of them at once, and
+    /// a thread makes another when a CPU is idle. They are made while forks of the template begin,
+    /// and go to the kernel ten minutes after the last of them, or with the template. Each costs
+    /// the bytes that are copied ahead; [`Settings::spare_bytes`] bounds them for all templates
+    /// together. Returns `false` if there is no such template.
+    pub fn keep_ready(&self, name: TemplateName, count: usize) -> bool {
+        self.0.templates.keep_ready(&name, count)
     }
 
     /// Returns the bytes of its template that a sandbox has of its own by now, for

@@ -28,6 +28,11 @@ pub struct Settings {
     /// The most bytes that the pool holds without a user. What is returned beyond it goes to the
     /// kernel, the oldest first.
     pub limit: u64,
+    /// The most bytes of pages of memory that is ready for forks ([`Pool::keep_ready`]), beside
+    /// `limit`; 0 has none ready.
+    ///
+    /// [`Pool::keep_ready`]: crate::Pool::keep_ready
+    pub spare_bytes: u64,
     /// Zero memory ahead of its first use, and top the pool up. Without it nothing is done until a
     /// page is needed.
     pub ahead: bool,
@@ -64,6 +69,12 @@ pub struct Stats {
     pub fork_bytes: u64,
     /// The number of pages of 4 KiB that were copied for them ahead of their first use.
     pub copied_ahead: u64,
+    /// The number of memories that are ready for forks, and that no sandbox has.
+    pub spare_forks: u64,
+    /// Bytes of pages of these memories.
+    pub spare_fork_bytes: u64,
+    /// The number of forks that were given memory which was ready.
+    pub spare_forks_given: u64,
     /// The templates, by name.
     pub templates: Vec<TemplateStats>,
     /// The bytes by NUMA node; empty on a host with one node.
@@ -86,6 +97,7 @@ pub(crate) struct Shared {
     faults: AtomicU64,
     copied_ahead: AtomicU64,
     zeroed_ahead: AtomicU64,
+    spare_forks_given: AtomicU64,
 }
 
 #[derive(Default)]
@@ -149,6 +161,7 @@ impl Shared {
             faults: AtomicU64::new(0),
             copied_ahead: AtomicU64::new(0),
             zeroed_ahead: AtomicU64::new(0),
+            spare_forks_given: AtomicU64::new(0),
         })
     }
 
@@ -158,7 +171,7 @@ impl Shared {
         let memory = |one: &PooledMemory| one.memory.clone();
         let free: Vec<_> = state.free.iter().map(memory).collect();
         let lent: Vec<_> = state.lent.iter().map(memory).collect();
-        let nodes = state.by_node(&self.topology, None);
+        let nodes = state.by_node(&self.topology, &[]);
         // Counting takes a while: without the lock.
         drop(state);
         let bytes = |all: &[Arc<LateMemory>]| all.iter().map(|one| one.len() as u64).sum();
@@ -167,6 +180,7 @@ impl Shared {
             free.iter().chain(&lent).partition(|one| one.template().is_some());
         let templates: Vec<Arc<Template>> =
             forks.iter().filter_map(|one| one.template().cloned()).collect();
+        let (spare_forks, spare_fork_bytes) = self.templates.count_spares();
         Stats {
             free_bytes: bytes(&free),
             lent_bytes: bytes(&lent),
@@ -178,12 +192,15 @@ impl Shared {
             forks: forks.len() as u64,
             fork_bytes: forks.iter().map(|one| make::held(one)).sum(),
             copied_ahead: self.copied_ahead.load(Ordering::Relaxed),
+            spare_forks,
+            spare_fork_bytes,
+            spare_forks_given: self.spare_forks_given.load(Ordering::Relaxed),
             templates: self.templates.stats(&templates),
             nodes,
         }
     }
 
-    /// Ends the pool: gives its free memory to the kernel, and has its thread end.
+    /// Ends the pool: gives its free memory to the kernel, and has its threads end.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         state.ended = true;
@@ -191,6 +208,7 @@ impl Shared {
         drop(state);
         self.work.notify_all();
         drop(free);
+        self.templates.end();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -243,19 +261,33 @@ impl Shared {
         Ok(memory)
     }
 
-    /// Makes memory that begins as the template that the request names.
+    /// Takes memory that begins as the template that the request names: what is ready, else new
+    /// memory.
     fn fork(&self, request: Request) -> Result<Arc<LateMemory>, String> {
         let named = request.template.and_then(|name| self.templates.get(&name));
         let Some(named) = named else {
             let name = request.template.map_or(String::new(), |name| name.to_string());
             return Err(format!("the pool has no template {name}; make or load it first"));
         };
-        let loads = self.lock().by_node(&self.topology, None);
-        let home = match choose(std::iter::empty(), request.near, &loads) {
+        make::check_fork(request, &named.template)?;
+        let take = |name| self.templates.take_spare(&name, &named.template, request.near);
+        if let Some(spare) = request.template.and_then(take) {
+            self.spare_forks_given.fetch_add(1, Ordering::Relaxed);
+            return Ok(spare);
+        }
+        make::fork(request, &named.template, self.home_of_fork(request.near))
+    }
+
+    /// Returns the NUMA node for new memory of a fork whose launcher names `near`, or none. What is
+    /// ready for forks counts as if they had it.
+    pub(crate) fn home_of_fork(&self, near: Option<NumaNode>) -> Option<NumaNode> {
+        let spares = self.templates.spares();
+        let spares: Vec<&LateMemory> = spares.iter().map(|one| &**one).collect();
+        let loads = self.lock().by_node(&self.topology, &spares);
+        match choose(std::iter::empty(), near, &loads) {
             Choice::New(home) => home,
             Choice::Recycled(_) => None,
-        };
-        make::fork(request, &named.template, home)
+        }
     }
 
     /// Makes new memory if none is left for another such request, after `taken` was taken for one.
@@ -391,15 +423,16 @@ impl State {
             home: one.memory.home(),
             zeroed: one.next,
         });
-        choose(candidates, request.near, &self.by_node(topology, taken))
+        choose(candidates, request.near, &self.by_node(topology, taken.as_slice()))
     }
 
-    /// Returns the bytes on each node, with those of `taken`.
-    fn by_node(&self, topology: &Topology, taken: Option<&LateMemory>) -> Vec<NodeBytes> {
+    /// Returns the bytes on each node. Those of `others` count as if sandboxes had them.
+    fn by_node(&self, topology: &Topology, others: &[&LateMemory]) -> Vec<NodeBytes> {
         let bytes = |node| {
             let at_home = |one: &&LateMemory| one.home() == Some(node);
             let free = self.free.iter().map(|one| &*one.memory).filter(at_home);
-            let lent = self.lent.iter().map(|one| &*one.memory).chain(taken).filter(at_home);
+            let lent = self.lent.iter().map(|one| &*one.memory);
+            let lent = lent.chain(others.iter().copied()).filter(at_home);
             let bytes = |one: &LateMemory| one.len() as u64;
             NodeBytes { node, free: free.map(bytes).sum(), lent: lent.map(bytes).sum() }
         };

@@ -170,6 +170,11 @@ pub struct Config {
     pub templates_after: u32,
     /// The seconds within which starts count for `templates_after`, at least 1.
     pub templates_within_s: u64,
+    /// The number of memories that are ready for forks of each template or snapshot with which a
+    /// sandbox began in the last ten minutes, at most 64. Each costs what forks are known to need,
+    /// and all of them have at most `pool_bytes`, beside the memory that the pool recycles. 0: what
+    /// a fork needs is copied while it begins.
+    pub spare_forks: u32,
     /// The destinations beyond the host that sandboxes can reach: "all", or "internet", which
     /// excludes private networks. Both exclude link-local addresses, and with them a cloud's
     /// metadata.
@@ -234,6 +239,7 @@ impl Default for Config {
             auto_templates: 8,
             templates_after: 0,
             templates_within_s: 600,
+            spare_forks: 0,
             network_reach: "all".into(),
             network_allow: Vec::new(),
             network_deny: Vec::new(),
@@ -409,6 +415,10 @@ mod tests {
         let seldom = Config { templates_after: 1001, ..config.clone() };
         let error = seldom.check_templates().unwrap_err().to_string();
         assert_eq!(error, "templates_after = 1001: at most 1000");
+        let ready = |spare_forks| Config { spare_forks, ..config.clone() }.check_templates();
+        assert_eq!(config.spare_forks, 0);
+        ready(64).unwrap();
+        assert_eq!(ready(65).unwrap_err().to_string(), "spare_forks = 65: at most 64");
         let never = Config { templates_within_s: 0, ..config.clone() };
         assert!(never.check_templates().unwrap_err().to_string().starts_with("templates_within_s"));
         assert!(config.forks_many().unwrap());

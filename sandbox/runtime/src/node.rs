@@ -110,7 +110,8 @@ impl Node {
         let threads = |error| Error::file("cannot start the threads of", &config.data_dir)(error);
         let (files, guests) = (Files::start().map_err(threads)?, Guests::start().map_err(threads)?);
         let roots = SharedRoots::new(config.shared_root_bytes);
-        let templates = Templates::new(config.templates_dir(), parts.plane.clone());
+        let (dir, plane) = (config.templates_dir(), parts.plane.clone());
+        let templates = Templates::new(dir, plane, config.spare_forks);
         let fetcher = Arc::new(Fetcher::new(&config));
         let uids = Uids::new(config.vmm_uid_base, config.vmm_uid_count);
         Ok(Self {

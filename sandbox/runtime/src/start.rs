@@ -270,8 +270,14 @@ impl Boot<'_> {
         functions: Vec<Vec<plane_v1::Namespace>>,
     ) -> Result<(Vec<PathBuf>, Option<ServedFunction>)> {
         let &Self { node, sandbox, uid, .. } = self;
-        let mut paths = function::serve(node, record, uid, client, functions).await?;
-        paths.extend(network::serve(node, sandbox, uid, client).await?);
+        // The plane opens disks for one, and waits for the reactor of a switch for the other. Both
+        // end before this returns, also if one fails: what is made is released then.
+        let (disks, interfaces) = tokio::join!(
+            function::serve(node, record, uid, client, functions),
+            network::serve(node, sandbox, uid, client),
+        );
+        let mut paths = disks?;
+        paths.extend(interfaces?);
         let asked = sockets::serve(node, record, uid, client).await?;
         paths.extend(asked.as_ref().map(|asked| asked.socket.clone()));
         paths.extend(shares::serve(node, sandbox, cgroup_procs, client).await?);

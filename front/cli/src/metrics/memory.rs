@@ -35,6 +35,12 @@ pub(super) fn encode(to: &mut DescriptorEncoder<'_>, pool: &v1::Pool) -> fmt::Re
     counters(to, ("memory_pool_faults", "Page faults that the pool served"), single(pool.faults))?;
     let help = "Bytes that the pool zeroed before anybody asked for them";
     counters(to, ("memory_pool_zeroed_ahead_bytes", help), single(pool.zeroed_ahead_bytes))?;
+    let help = "Memories that are ready for forks of templates";
+    gauges(to, ("memory_pool_spare_forks", help, None), single(pool.spare_forks))?;
+    let help = "Pages of the memories that are ready for forks of templates";
+    gauges(to, ("memory_pool_spare_pages", help, bytes), single(pool.spare_pages_bytes))?;
+    let help = "Forks of templates that were given memory which was ready";
+    counters(to, ("memory_pool_spare_forks_given", help), single(pool.spare_forks_given))?;
     encode_nodes(to, &pool.nodes)
 }
 

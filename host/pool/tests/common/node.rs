@@ -71,7 +71,8 @@ impl Node {
             None => (None, Vec::new()),
         };
         let files = self.files.clone();
-        let settings = Settings { limit, ahead, files, shelves, ..Settings::default() };
+        let of_spares = Settings { spare_bytes: BYTES, ..Settings::default() };
+        let settings = Settings { limit, ahead, files, shelves, ..of_spares };
         let pool = Pool::new(settings).unwrap();
         pool.resume(left).unwrap();
         pool
@@ -122,7 +123,8 @@ pub fn be_predecessor(prepare: impl FnOnce(&Pool, &Path)) {
     let keeper = connect(&directory.join("keeper"));
     assert!(keeper.take(PATIENCE).unwrap().is_empty());
     let shelves = Some(Shelves::new(Arc::new(keeper), 0..SLOTS * 16));
-    let pool = Pool::new(Settings { limit: BYTES, shelves, ..Settings::default() }).unwrap();
+    let of_spares = Settings { spare_bytes: BYTES, ..Settings::default() };
+    let pool = Pool::new(Settings { limit: BYTES, shelves, ..of_spares }).unwrap();
     let socket = directory.join("pool");
     let _server = pool.listen(&socket).unwrap();
     prepare(&pool, &socket);

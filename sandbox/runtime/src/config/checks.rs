@@ -14,6 +14,8 @@ const MOST_SOCKETS: u32 = 1024;
 pub(super) const MOST_POD_CPUS: u32 = 32;
 /// The most starts of an image that can be asked for before its sandboxes begin with a template.
 const MOST_STARTS: u32 = 1000;
+/// The most memories that the pool has ready for forks of one template.
+const MOST_SPARE_FORKS: u32 = 64;
 
 /// The smallest disk of a pod's `emptyDir` volumes in bytes.
 const LEAST_EMPTY_DIRS: u64 = 16 << 20;
@@ -153,14 +155,20 @@ impl Config {
         }
     }
 
-    /// Checks from how many starts on an image's sandboxes begin with a template.
+    /// Checks from how many starts on an image's sandboxes begin with a template, and how many
+    /// memories are ready for forks.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the number is more than the node remembers, or the time is 0.
+    /// [`Error::Invalid`] if a number is more than the node remembers, or the pool has ready, or
+    /// the time is 0.
     pub fn check_templates(&self) -> Result<()> {
         let (asked, most) = (self.templates_after, MOST_STARTS);
         if asked > most {
             return Err(Error::Invalid(format!("templates_after = {asked}: at most {most}")));
+        }
+        let (asked, most) = (self.spare_forks, MOST_SPARE_FORKS);
+        if asked > most {
+            return Err(Error::Invalid(format!("spare_forks = {asked}: at most {most}")));
         }
         match self.templates_within_s {
             0 => Err(Error::Invalid("templates_within_s = 0: at least 1".to_owned())),

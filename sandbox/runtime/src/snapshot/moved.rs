@@ -211,7 +211,7 @@ mod tests {
     /// Returns the templates of a node whose plane is not there.
     fn templates(dir: &Path) -> Templates {
         let plane = PlaneClient::new(Endpoint::from_static("http://[::1]:1").connect_lazy());
-        Templates::new(dir.to_owned(), plane)
+        Templates::new(dir.to_owned(), plane, 0)
     }
 
     fn count(dir: &Path) -> usize {

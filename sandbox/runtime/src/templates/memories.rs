@@ -29,14 +29,17 @@ type Users = Arc<tokio::sync::Mutex<usize>>;
 /// The memories that the pool has of the templates of one place.
 pub(super) struct Memories {
     plane: PlaneClient,
+    /// The number of memories that the pool has ready for forks of each of them.
+    spare_forks: u32,
     /// By name: the memories that templates have, or that calls are about.
     users: Mutex<BTreeMap<String, Users>>,
 }
 
 impl Memories {
-    /// Returns the memories of a place whose templates are not loaded yet.
-    pub(super) fn new(plane: PlaneClient) -> Self {
-        Self { plane, users: Mutex::default() }
+    /// Returns the memories of a place whose templates are not loaded yet. The pool is to have
+    /// `spare_forks` memories ready for forks of each of them.
+    pub(super) fn new(plane: PlaneClient, spare_forks: u32) -> Self {
+        Self { plane, spare_forks, users: Mutex::default() }
     }
 
     /// Has the pool load the memory `name` from the file at `path`, unless it has it of another
@@ -114,7 +117,7 @@ impl Memories {
 
     async fn load(&self, name: &str, path: &Path) -> Result<()> {
         let (name, path) = (name.to_owned(), path.to_string_lossy().into_owned());
-        let request = plane_v1::AddTemplateRequest { name, path };
+        let request = plane_v1::AddTemplateRequest { name, path, spare_forks: self.spare_forks };
         self.plane.clone().add_template(request).await.map(drop).map_err(Error::plane)
     }
 
@@ -167,7 +170,7 @@ mod tests {
     /// Returns the memories of a place whose plane is not there.
     fn memories() -> Arc<Memories> {
         let nobody = Endpoint::from_static("http://[::1]:1").connect_lazy();
-        Arc::new(Memories::new(PlaneClient::new(nobody)))
+        Arc::new(Memories::new(PlaneClient::new(nobody), 0))
     }
 
     /// Notes that the pool has a memory of one more template.

@@ -49,10 +49,11 @@ pub(crate) struct Templates {
 }
 
 impl Templates {
-    /// Returns the templates in the directory `dir`, which need not exist.
-    pub(crate) fn new(dir: PathBuf, plane: PlaneClient) -> Self {
+    /// Returns the templates in the directory `dir`, which need not exist. The pool is to have
+    /// `spare_forks` memories ready for forks of each one that is in use.
+    pub(crate) fn new(dir: PathBuf, plane: PlaneClient, spare_forks: u32) -> Self {
         let (prefix, busy, loaded) = Default::default();
-        let memories = Arc::new(Memories::new(plane.clone()));
+        let memories = Arc::new(Memories::new(plane.clone(), spare_forks));
         Self { dir, plane, prefix, busy, loaded, memories }
     }
 
@@ -60,7 +61,7 @@ impl Templates {
     /// from those of the node: a VMM chooses the bytes that are saved of its sandbox, and they may
     /// be those of another template, whose memory goes with the last of the node's that has it.
     pub(crate) fn of_sandbox(dir: PathBuf, plane: PlaneClient, id: &str) -> Self {
-        Self { prefix: format!("{id}-"), ..Self::new(dir, plane) }
+        Self { prefix: format!("{id}-"), ..Self::new(dir, plane, 0) }
     }
 
     /// Removes what earlier daemons left half made.
@@ -385,7 +386,7 @@ mod tests {
     /// Returns the templates of a node whose plane is not there.
     fn templates(dir: &Path) -> Templates {
         let plane = PlaneClient::new(Endpoint::from_static("http://[::1]:1").connect_lazy());
-        Templates::new(dir.join("templates"), plane)
+        Templates::new(dir.join("templates"), plane, 0)
     }
 
     #[tokio::test]
