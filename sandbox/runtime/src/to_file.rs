@@ -269,7 +269,8 @@ pub(crate) async fn put_down(node: &Node, sandbox: &Sandbox) {
 /// # Errors
 /// [`Error::Invalid`] if its files are not as they were written; [`Error::WrongState`] if the VMM
 /// that was saved has not ended, or the sandbox is asked to end; the error of the step that failed.
-/// The sandbox stays paused if its guest had not answered yet; otherwise it ends.
+/// The sandbox stays paused if its guest had not answered yet; if its container does not go on
+/// then, it ends. What fails after that is logged.
 pub(crate) async fn come_back(node: &Node, sandbox: &Arc<Sandbox>) -> Result<ResumeReply> {
     let since = monotonic_ns();
     let _size = sandbox.wait_to_change_size().await;
@@ -390,15 +391,23 @@ async fn go_on(node: &Node, sandbox: &Arc<Sandbox>, vm: Arc<dyn Vm>, agent: Agen
     let carry = carrier.map(|carrier| carrier.carry(&own, &agent));
     sandbox.take_sessions(&agent);
     sandbox.set_agent(Some(agent.clone()));
-    sandbox.update(|record| record.run.paused = false).await?;
+    note_gone_on(sandbox).await;
     Ok((vm, agent, carry))
+}
+
+/// Notes in the record that the processes of a sandbox run again. A record that cannot be written
+/// is no reason to end them: the next change of it is written with this one.
+async fn note_gone_on(sandbox: &Sandbox) {
+    if let Err(error) = sandbox.update(|record| record.run.paused = false).await {
+        tracing::warn!(sandbox = sandbox.name, %error, "it goes on; its record is not written");
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::VERSION;
-    use crate::adopt::tests::record_of;
+    use crate::adopt::tests::{record_of, sandbox_of};
     use crate::snapshot::begin::tests::snapshot;
 
     pub(super) fn record() -> Record {
@@ -428,5 +437,20 @@ mod tests {
         );
         let mut exited = Record { state: SandboxState::Exited, ..record() };
         assert!(!note_in_file(&mut exited, origin()) && !exited.saving.in_file);
+    }
+
+    #[tokio::test]
+    async fn a_sandbox_goes_on_although_its_record_cannot_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = record();
+        record.run.paused = true;
+        let sandbox = sandbox_of(record, dir.path());
+        fs::remove_dir(sandbox.store.dir()).unwrap();
+        note_gone_on(&sandbox).await;
+        assert!(!sandbox.look(|record| record.run.paused));
+        // The next change has the disk say so, too.
+        sandbox.store.create().unwrap();
+        sandbox.update(|_| {}).await.unwrap();
+        assert!(!sandbox.store.load().unwrap().unwrap().run.paused);
     }
 }
