@@ -268,7 +268,8 @@ pub(crate) async fn put_down(node: &Node, sandbox: &Sandbox) {
 ///
 /// # Errors
 /// [`Error::Invalid`] if its files are not as they were written; [`Error::WrongState`] if the VMM
-/// that was saved has not ended, or the sandbox is asked to end; the error of the step that failed.
+/// that was saved has not ended, or the sandbox is asked to end; [`Error::Stopped`] if it is asked
+/// to end meanwhile; the error of the step that failed.
 /// The sandbox stays paused if its guest had not answered yet; if its container does not go on
 /// then, it ends. What fails after that is logged.
 pub(crate) async fn come_back(node: &Node, sandbox: &Arc<Sandbox>) -> Result<ResumeReply> {
@@ -342,7 +343,12 @@ async fn begin_again(node: &Node, sandbox: &Arc<Sandbox>, place: &Templates) -> 
 
 /// Checks the files of a sandbox's save, and makes the save the template of the sandbox's next VMM.
 async fn take_files(sandbox: &Sandbox, place: &Templates) -> Result<()> {
-    let template = place.get(NAME).await.map_err(|error| match error {
+    let template = tokio::select! {
+        template = place.get(NAME) => template,
+        // The check of the memory, which may have many gigabytes, ends with that call.
+        () = sandbox.stopped() => Err(Error::Stopped),
+    };
+    let template = template.map_err(|error| match error {
         Error::Template { why, .. } => {
             let name = &sandbox.name;
             Error::Invalid(format!("{name} cannot come back from the file of its memory: {why}"))
@@ -405,6 +411,9 @@ async fn note_gone_on(sandbox: &Sandbox) {
 
 #[cfg(test)]
 mod tests {
+    use slipway_plane_api::PlaneClient;
+    use tonic::transport::Endpoint;
+
     use super::*;
     use crate::VERSION;
     use crate::adopt::tests::{record_of, sandbox_of};
@@ -437,6 +446,18 @@ mod tests {
         );
         let mut exited = Record { state: SandboxState::Exited, ..record() };
         assert!(!note_in_file(&mut exited, origin()) && !exited.saving.in_file);
+    }
+
+    #[tokio::test]
+    async fn a_sandbox_that_is_asked_to_end_waits_for_no_check_of_its_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let sandbox = sandbox_of(record(), dir.path());
+        let nobody = Endpoint::from_static("http://[::1]:1").connect_lazy();
+        let store = sandbox.store.dir().to_owned();
+        let place = Templates::of_sandbox(store, PlaneClient::new(nobody), &sandbox.id);
+        assert!(matches!(take_files(&sandbox, &place).await, Err(Error::NoTemplate(_))));
+        sandbox.kill();
+        assert!(matches!(take_files(&sandbox, &place).await, Err(Error::Stopped)));
     }
 
     #[tokio::test]
