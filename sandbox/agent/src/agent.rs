@@ -1,7 +1,7 @@
 //! The agent's state: containers by id, and operations on the whole sandbox.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -184,9 +184,9 @@ impl Agent {
         Ok(())
     }
 
-    /// Sets up another process in a container, or only its zygote. A detached one begins. Returns
-    /// its process id.
-    pub async fn exec(&self, request: ExecRequest) -> Result<ExecReply, Status> {
+    /// Sets up another process in a container, or only its zygote. A detached one begins, if the
+    /// host's `call` still waits for it. Returns its process id.
+    pub async fn exec(&self, request: ExecRequest, call: &Weak<()>) -> Result<ExecReply, Status> {
         let process = request.process.clone().unwrap_or_default();
         let container = self.container(&process.container_id)?;
         name::check(&process.exec_id).map_err(invalid)?;
@@ -218,9 +218,7 @@ impl Agent {
             return Err(refusal(Refused::Closed, "exec", &process.exec_id));
         }
         if detached {
-            // Nobody asks for its exit status.
-            begins.note_told();
-            begins.start().await.map_err(|failure| status(&failure))?;
+            begins.start_detached(call).await.map_err(|failure| status(&failure))?;
         }
         Ok(reply)
     }
