@@ -93,7 +93,8 @@ pub enum StateError {
 /// Duties of the host:
 /// - Offsets and lengths lie within the BAR or the 4096-byte configuration space.
 /// - Lengths are 1 to 8 for registers of BARs, unless the region is memory-like.
-/// - It calls `poll` after every write, when a backend's descriptor wakes, and while `poll` returns
+/// - It calls `poll` after every write, when a backend's descriptor wakes, at the time that
+///   [`Progress::Idle`] or [`Progress::Watching`] gives, and while `poll` returns
 ///   [`Progress::Busy`] or [`Progress::Behind`].
 /// - After [`Progress::Watching`] it calls `rest` before it stops polling.
 ///

@@ -10,7 +10,8 @@ use crate::{Progress, TurnLength};
 /// Duties of the host:
 /// - It owns the lane on one thread and calls it only from there.
 /// - It polls when the lane's waker was called, when a descriptor of one of the lane's backends
-///   wakes, and while `poll` returns [`Progress::Busy`] or [`Progress::Behind`].
+///   wakes, at the time that [`Progress::Idle`] or [`Progress::Watching`] gives, and while `poll`
+///   returns [`Progress::Busy`] or [`Progress::Behind`].
 /// - After [`Progress::Watching`] it calls `rest` before it stops polling.
 /// - Where a client maps doorbells, it looks at them for the lane, too.
 /// - It goes on polling while the function is quiesced, since only polled lanes become quiet. Once

@@ -264,6 +264,7 @@ fn as_json(endpoint: &v1::Endpoint) -> serde_json::Value {
             "size_bytes": namespace.size_bytes,
             "read_only": namespace.read_only,
             "disk": (!namespace.disk.is_empty()).then_some(&namespace.disk),
+            "path": (!namespace.path.is_empty()).then_some(&namespace.path),
             "refused_writes": namespace.refused_writes,
         })
     });

@@ -40,30 +40,30 @@ const LARGEST: usize = 1 << 20;
 /// A socket that is there: device, inode, and the time of the inode's last change.
 type Identity = (u64, u64, i64, i64);
 
-/// Registers the pools with the kubelet of a directory, whenever that is needed.
+/// Registers the pools with the kubelet of a directory, whenever that is needed. Each pool has a
+/// task of its own: kubelet may take long to answer one of them.
 pub(crate) async fn follow(
     directory: &Path,
     files: &Path,
     quiet: Duration,
     mut devices: watch::Receiver<Devices>,
 ) -> Infallible {
-    let mut seats: BTreeMap<String, Seat> = BTreeMap::new();
+    let mut tasks: BTreeMap<String, Aborted<Infallible>> = BTreeMap::new();
     loop {
         let pools: Vec<String> = devices.borrow_and_update().keys().cloned().collect();
         // A pool that was forgotten: its socket is removed, and its lists end by themselves.
-        seats.retain(|pool, _| pools.contains(pool));
+        tasks.retain(|pool, _| pools.contains(pool));
         for pool in pools {
-            let plugin = |lists| {
-                let (pool, devices, files) = (pool.clone(), devices.clone(), files.to_owned());
-                Plugin { pool, devices, files, lists }
+            let seat = || {
+                let seat = Seat::new(directory, &pool, quiet);
+                let (devices, files) = (devices.clone(), files.to_owned());
+                Aborted(tokio::spawn(seat.follow(directory.to_owned(), files, devices)))
             };
-            let seat =
-                seats.entry(pool.clone()).or_insert_with(|| Seat::new(directory, &pool, quiet));
-            seat.keep(directory, plugin).await;
+            tasks.entry(pool.clone()).or_insert_with(seat);
         }
-        tokio::select! {
-            () = tokio::time::sleep(LOOK) => {}
-            Ok(()) = devices.changed() => {}
+        if devices.changed().await.is_err() {
+            // The source has ended, with the program.
+            std::future::pending::<()>().await;
         }
     }
 }
@@ -126,6 +126,24 @@ impl Seat {
             lists: Arc::default(),
             silence: Silence { most: quiet, since: None },
             told: String::new(),
+        }
+    }
+
+    /// Serves and registers the plugin with the kubelet of a directory, whenever that is needed.
+    async fn follow(
+        mut self,
+        directory: PathBuf,
+        files: PathBuf,
+        devices: watch::Receiver<Devices>,
+    ) -> Infallible {
+        let pool = self.pool.clone();
+        loop {
+            let plugin = |lists| {
+                let (pool, devices, files) = (pool.clone(), devices.clone(), files.clone());
+                Plugin { pool, devices, files, lists }
+            };
+            self.keep(&directory, plugin).await;
+            tokio::time::sleep(LOOK).await;
         }
     }
 

@@ -27,12 +27,21 @@ use tonic::{Code, Request, Response, Status, Streaming};
 const PATIENCE: Duration = Duration::from_secs(100);
 
 /// Kubelet's side: registrations as they come.
-struct Kubelet(mpsc::UnboundedSender<RegisterRequest>);
+struct Kubelet {
+    registered: mpsc::UnboundedSender<RegisterRequest>,
+    /// The resource whose registrations have no answer.
+    unanswered: &'static str,
+}
 
 #[tonic::async_trait]
 impl Registration for Kubelet {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
-        let _ = self.0.send(request.into_inner());
+        let request = request.into_inner();
+        let is_answered = request.resource_name != self.unanswered;
+        let _ = self.registered.send(request);
+        if !is_answered {
+            std::future::pending::<()>().await;
+        }
         Ok(Response::new(Empty {}))
     }
 }
@@ -95,15 +104,24 @@ impl Node {
 
     /// Starts a kubelet as kubelet starts: what is in its directory is removed.
     fn start_kubelet(&self) -> (JoinHandle<()>, mpsc::UnboundedReceiver<RegisterRequest>) {
+        self.start_kubelet_without("")
+    }
+
+    /// Starts a kubelet that does not answer registrations of this resource.
+    fn start_kubelet_without(
+        &self,
+        unanswered: &'static str,
+    ) -> (JoinHandle<()>, mpsc::UnboundedReceiver<RegisterRequest>) {
         for entry in std::fs::read_dir(self.path("kubelet")).unwrap() {
             std::fs::remove_file(entry.unwrap().path()).unwrap();
         }
-        let (sender, registered) = mpsc::unbounded_channel();
-        let service = RegistrationServer::new(Kubelet(sender));
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let kubelet = Kubelet { registered: sender, unanswered };
+        let service = RegistrationServer::new(kubelet);
         let server = serve_at(&self.path("kubelet/kubelet.sock"), |incoming| async move {
             let _ = Server::builder().add_service(service).serve_with_incoming(incoming).await;
         });
-        (server, registered)
+        (server, receiver)
     }
 
     /// Returns settings with which no kubelet has dropped the plugin, however slow the test is.
@@ -343,6 +361,25 @@ fn a_kubelet_that_starts_again_is_registered_with_again() {
         std::fs::remove_file(&socket).unwrap();
         assert_eq!(next(&mut both).await, first);
         assert!(socket.exists() && !plugin.is_finished());
+    });
+}
+
+#[test]
+fn a_registration_without_an_answer_holds_up_no_other_pool() {
+    let node = Node::new();
+    node.make("a", 1);
+    node.make("b", 1);
+    run(node, async |node: &mut Node| {
+        node.start_daemon();
+        node.settle("b").await;
+        let (_kubelet, mut registered) = node.start_kubelet_without("slipway.dev/a");
+        let _plugin = node.advertise(&[]);
+        let both = async { [next(&mut registered).await, next(&mut registered).await] };
+        // Less than the time that a registration has.
+        let both = tokio::time::timeout(Duration::from_secs(14), both).await.unwrap();
+        let mut names = both.map(|request| request.resource_name);
+        names.sort_unstable();
+        assert_eq!(names, ["slipway.dev/a", "slipway.dev/b"]);
     });
 }
 

@@ -70,7 +70,8 @@ impl TaskMaker<'_> {
     /// it, and runs the container's hooks that come before it.
     ///
     /// # Errors
-    /// One line that says what cannot be honoured, or what failed.
+    /// One line that says what cannot be honoured, or what failed. An image or a snapshot may have
+    /// been made, which the notes in the bundle name.
     pub async fn make_task(&self, request: &cd::CreateTaskRequest) -> Result<Task, Failure> {
         check_id(&request.id)?;
         options::check(request).map_err(Failure::invalid)?;
@@ -383,10 +384,7 @@ impl TaskMaker<'_> {
         let wanted = checkpoint::CheckpointRequest { path, image_digest: root.digest };
         let bundle = Path::new(&request.bundle);
         let taken = checkpoint::take(self.daemon, bundle, name, wanted).await?;
-        if let Err(reason) = spec::check_restored(oci, &taken) {
-            checkpoint::discard(self.daemon, &taken.name).await;
-            return Err(Failure::invalid(reason));
-        }
+        spec::check_restored(oci, &taken).map_err(Failure::invalid)?;
         run.template.clone_from(&taken.name);
         let private = root.is_private.then_some(root.image);
         let content = Content { private, snapshot: Some(taken.name), ..Content::default() };

@@ -5,6 +5,7 @@ mod delete;
 mod figures;
 mod sandbox;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -155,7 +156,12 @@ impl Service {
         request: cd::CreateTaskRequest,
     ) -> Result<cd::CreateTaskResponse, Failure> {
         let place = self.tasks.reserve(&request.id)?;
-        let task = self.task_maker().make_task(&request).await?;
+        let made = self.task_maker().make_task(&request).await;
+        if made.is_err() {
+            // containerd asks for no deletion of a container of a pod that was refused.
+            self.remove_made(Path::new(&request.bundle)).await;
+        }
+        let task = made?;
         let pid = task.pid();
         self.enter(place, task).await?;
         self.events.publish(&Event::Create(cd::TaskCreate {

@@ -10,8 +10,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::fs::Mode;
+use slipway_lock::Lock;
 
 use crate::args::Args;
 use crate::spec::Oci;
@@ -23,6 +25,14 @@ const MOST_INPUT: u64 = 4 << 20;
 const OOM_SCORE: &str = "/proc/self/oom_score_adj";
 /// The largest adjustment.
 const MOST_OOM_SCORE: i32 = 1000;
+/// The time after which a socket that takes no connection is one that a dead shim has left.
+const LISTENS: Duration = Duration::from_millis(500);
+/// The time between two attempts to connect.
+const LOOK: Duration = Duration::from_millis(5);
+/// The name of the lock of a directory of sockets.
+const LOCK: &str = "slipway.lock";
+/// The longest wait for the lock: several commands may find sockets of dead shims.
+const TURN: Duration = Duration::from_secs(10);
 
 /// Starts a shim, or finds the running one of this container or its group. Returns its address.
 ///
@@ -109,11 +119,29 @@ fn listen(socket: &Path) -> io::Result<Option<UnixListener>> {
             if UnixStream::connect(socket).is_ok() {
                 return Ok(None);
             }
-            std::fs::remove_file(socket)?;
-            UnixListener::bind(socket).map(Some)
+            replace_dead(socket)
         }
         bound => bound.map(Some),
     }
+}
+
+/// Makes a socket in place of the one that a dead shim has left. Returns `None` if a shim serves
+/// there: a socket that another command has just made takes no connection until it listens. One
+/// command at a time is here, so that none removes the socket that another one makes.
+fn replace_dead(socket: &Path) -> io::Result<Option<UnixListener>> {
+    let lock = socket.with_file_name(LOCK);
+    let _turn = Lock::within(&lock, TURN).map_err(io::Error::other)?;
+    let begun = Instant::now();
+    while UnixStream::connect(socket).is_err() {
+        if begun.elapsed() >= LISTENS {
+            match std::fs::remove_file(socket) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => return UnixListener::bind(socket).map(Some),
+            }
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(None)
 }
 
 fn make_directory(dir: &Path) -> io::Result<()> {
@@ -135,7 +163,28 @@ fn serve(args: &Args, group: &str, listener: UnixListener) -> io::Result<u32> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+
     use super::*;
+
+    #[test]
+    fn a_socket_that_does_not_listen_yet_is_not_taken_for_a_dead_shims() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let made = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&made, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(4 * LOOK);
+                rustix::net::listen(&made, 1).unwrap();
+            });
+            assert!(replace_dead(&path).unwrap().is_none());
+        });
+        drop(made);
+        let listener = replace_dead(&path).unwrap();
+        assert!(listener.is_some() && UnixStream::connect(&path).is_ok());
+        assert!(replace_dead(&path).unwrap().is_none());
+    }
 
     #[test]
     fn a_sandbox_without_a_configuration_is_a_group_of_its_own() {

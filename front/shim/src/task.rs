@@ -5,7 +5,7 @@ mod record;
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -387,15 +387,28 @@ fn refusal(status: &Status) -> String {
     }
 }
 
-/// Replaces the content of a file.
-fn write_over(mut file: &File, content: &str) -> std::io::Result<()> {
+/// Replaces the content of a file, whose offset may be that of a serving process before, which was
+/// killed once it had written.
+fn write_over(file: &File, content: &str) -> std::io::Result<()> {
     file.set_len(0)?;
-    file.write_all(content.as_bytes())
+    file.write_all_at(content.as_bytes(), 0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_message_that_is_written_once_more_begins_at_the_files_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("message");
+        let file = File::create(&path).unwrap();
+        // As a serving process that is killed may leave it.
+        std::io::Write::write_all(&mut &file, b"said").unwrap();
+        write_over(&file, "again").unwrap();
+        write_over(&file, "said").unwrap();
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "said");
+    }
 
     #[test]
     fn a_pod_is_said_to_end_for_want_of_an_end_or_of_a_signal() {

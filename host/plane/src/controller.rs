@@ -160,7 +160,7 @@ fn open_namespaces(
             place.put_content(one.nsid, content.file())?;
         }
         watch_all(wakes, &opened)?;
-        let (record, namespace) = namespace::make(identity, one.nsid, opened);
+        let (record, namespace) = namespace::make(one, identity, opened);
         listed.insert(one.nsid, record);
         made.push(namespace);
     }

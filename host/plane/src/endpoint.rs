@@ -307,11 +307,11 @@ impl Served {
         let nsid = chosen.ok_or(ChangeError::Taken(nsid))?;
         let identity = identity(&self.id, wanted)?;
         watch_all(&nvme.wakes, &opened)?;
+        let wanted = v1::Namespace { nsid, ..wanted.clone() };
         if let Some(place) = &mut self.place {
-            let wanted = v1::Namespace { nsid, ..wanted.clone() };
-            place.attach(wanted, opened.content.as_ref().map(Content::file))?;
+            place.attach(wanted.clone(), opened.content.as_ref().map(Content::file))?;
         }
-        let (listed, namespace) = namespace::make(identity, nsid, opened);
+        let (listed, namespace) = namespace::make(&wanted, identity, opened);
         let status = listed.status.clone();
         nvme.namespaces.insert(nsid, listed);
         Ok((status, namespace))

@@ -40,9 +40,10 @@ pub fn open(
     Ok(slipway_disks::open(disk, (disks, overlays), lasts, lanes)?)
 }
 
-/// Makes a namespace of `opened` with number `nsid`, and its record. Its UUID is that of the
+/// Makes the namespace `wanted` of its `opened` disk, and its record. Its UUID is that of the
 /// endpoint `identity`, unless its disk is a named one.
-pub fn make(identity: &str, nsid: u32, opened: Opened) -> (Listed, Namespace) {
+pub fn make(wanted: &v1::Namespace, identity: &str, opened: Opened) -> (Listed, Namespace) {
+    let nsid = wanted.nsid;
     let shape = opened.disk.geometry();
     let named = opened.named;
     let status = v1::NamespaceStatus {
@@ -52,6 +53,7 @@ pub fn make(identity: &str, nsid: u32, opened: Opened) -> (Listed, Namespace) {
         kind: opened.kind.to_owned(),
         disk: named.as_ref().map(|named| named.name.clone()).unwrap_or_default(),
         refused_writes: 0,
+        path: path(wanted),
     };
     let source = Source::of(opened.content, opened.file);
     let own = || slipway_disks::uuid(identity, nsid);
@@ -59,4 +61,13 @@ pub fn make(identity: &str, nsid: u32, opened: Opened) -> (Listed, Namespace) {
     let namespace = Namespace::new(nsid, opened.disk, uuid);
     let (shared, lanes) = (named.is_some(), opened.lanes);
     (Listed { status, source }, Namespace { shared, lanes, ..namespace })
+}
+
+/// Returns the path of the file or the block device that a namespace is, or an empty text if it is
+/// no such disk.
+fn path(wanted: &v1::Namespace) -> String {
+    match wanted.disk.as_ref().and_then(|disk| disk.kind.as_ref()) {
+        Some(v1::disk::Kind::File(file)) => file.path.clone(),
+        _ => String::new(),
+    }
 }

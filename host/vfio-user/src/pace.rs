@@ -86,11 +86,11 @@ impl Pace {
         self.busy
     }
 
-    /// Resets the pace to its initial state, except that the next poll is due soon.
+    /// Resets the pace to its initial state, except that the next poll is due soon. The cells stay,
+    /// and the counter, which other threads read, goes on.
     pub(crate) fn renew(&mut self) {
-        self.busy = true;
-        self.watching = false;
-        self.deadline = None;
+        let (cells, progress) = (self.cells.take(), self.progress.clone());
+        *self = Self { cells, progress, busy: true, ..Self::new(self.clock.clone()) };
     }
 
     /// Returns the number of polls that were not idle.
@@ -173,5 +173,32 @@ impl Pace {
         // The number of watched doorbells changes only while the function is polled, which was
         // before the note.
         page.cells().iter().zip(&self.rung).any(changed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slipway_telemetry::MonotonicClock;
+
+    use super::*;
+
+    #[test]
+    fn a_renewed_pace_has_nothing_of_the_client_before() {
+        let mut pace = Pace::new(Arc::new(MonotonicClock::new()));
+        let (now, period) = (Instant::now(), Duration::from_secs(1));
+        let counter = pace.progress_counter();
+        assert!(pace.note(Progress::Behind, now));
+        assert!(matches!(pace.busy_step(), Step::Behind));
+        pace.note(Progress::Watching(Some(Duration::ZERO)), now);
+        pace.note(Progress::Behind, now);
+        for _ in 0..5 {
+            pace.next_sweep(now, period);
+        }
+        pace.renew();
+        assert!(pace.is_busy() && matches!(pace.busy_step(), Step::Busy));
+        assert!(!pace.is_watching() && pace.deadline().is_none());
+        assert_eq!(pace.next_sweep(now, period), now.checked_add(FIRST_SWEEP));
+        pace.note(Progress::Busy, now);
+        assert_eq!(counter.load(Ordering::Relaxed), 3, "the counter goes on");
     }
 }

@@ -29,6 +29,8 @@ struct Shared {
     present: AtomicU32,
     parked: Mutex<Parked>,
     changed: Condvar,
+    /// Held by the thread that saves: of two saves at once, one would take the other's states.
+    saving: Mutex<()>,
 }
 
 /// The CPUs outside of the guest.
@@ -60,6 +62,7 @@ impl Seats {
             present: AtomicU32::new(present),
             parked: Mutex::default(),
             changed: Condvar::new(),
+            saving: Mutex::default(),
         };
         Self { shared: Arc::new(shared), board: Arc::clone(board) }
     }
@@ -136,13 +139,14 @@ impl Seats {
     }
 
     /// Has each of `count` CPUs save its state, and waits for all of them. A CPU is outside of the
-    /// guest, so none takes long.
+    /// guest, so none takes long. Waits for another thread that saves before.
     ///
     /// # Errors
     /// [`Error::State`] if the CPUs are not all paused, or are told to run meanwhile;
     /// [`Error::Kvm`].
     pub fn save(&self, count: u32) -> Result<Vec<CpuState>> {
         let failed = |what: &str| Err(Error::State(what.into()));
+        let _saving = lock(&self.shared.saving);
         let mut parked = lock(&self.shared.parked);
         if !self.is(Wanted::Paused) || parked.count != count as usize || parked.left {
             return failed("the guest is not stopped");

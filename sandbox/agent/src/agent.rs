@@ -184,9 +184,9 @@ impl Agent {
         Ok(())
     }
 
-    /// Sets up another process in a container, or only its zygote. A detached one begins, unless
-    /// `host` is gone: it lives as long as the host waits. Returns its process id.
-    pub async fn exec(&self, request: ExecRequest, host: Weak<()>) -> Result<ExecReply, Status> {
+    /// Sets up another process in a container, or only its zygote. A detached one begins, if the
+    /// host's `call` still waits for it. Returns its process id.
+    pub async fn exec(&self, request: ExecRequest, call: &Weak<()>) -> Result<ExecReply, Status> {
         let process = request.process.clone().unwrap_or_default();
         let container = self.container(&process.container_id)?;
         name::check(&process.exec_id).map_err(invalid)?;
@@ -218,14 +218,7 @@ impl Agent {
             return Err(refusal(Refused::Closed, "exec", &process.exec_id));
         }
         if detached {
-            // Nobody asks for its exit status.
-            begins.note_told();
-            if host.strong_count() == 0 {
-                // Its user was told that it did not begin, and may have asked anew.
-                begins.end_if_left(Duration::ZERO);
-                return Err(Status::cancelled("the host did not wait for the process"));
-            }
-            begins.start().await.map_err(|failure| status(&failure))?;
+            begins.start_detached(call).await.map_err(|failure| status(&failure))?;
         }
         Ok(reply)
     }

@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use prost::Message;
@@ -142,6 +142,19 @@ impl Process {
             Some(Report::Failed { exit_status, message }) => Err(Failure { exit_status, message }),
             Some(report) => Err(anyhow::anyhow!("unexpected report {report:?}").into()),
         }
+    }
+
+    /// Runs the program of a process that nobody attaches to, if the host's `call` still waits for
+    /// it. Otherwise ends the process, which the host takes for one that has not begun.
+    pub async fn start_detached(&self, call: &Weak<()>) -> Result<(), Failure> {
+        // Nobody asks for its exit status.
+        self.note_told();
+        if call.strong_count() == 0 {
+            self.end_if_left(Duration::ZERO);
+            return Err(anyhow::anyhow!("the host does not wait for it any more").into());
+        }
+        self.start().await?;
+        Ok(())
     }
 
     /// Ends the process if it was set up longer ago than `longest` and was not started.
@@ -331,9 +344,9 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test]
-    async fn a_process_that_nobody_starts_is_ended() {
-        let mut child = Command::new("sleep").arg("100000").spawn().unwrap();
+    /// Returns a process that was set up, its child, and the channel's end of the child.
+    fn prepared() -> (Process, std::process::Child, OwnedFd) {
+        let child = Command::new("sleep").arg("100000").spawn().unwrap();
         let (_exits, exit) = tokio::sync::watch::channel(None);
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -351,6 +364,25 @@ mod tests {
             kept: Mutex::default(),
             told: AtomicBool::new(false),
         };
+        (process, child, theirs)
+    }
+
+    #[tokio::test]
+    async fn a_detached_process_does_not_begin_once_the_host_has_given_up() {
+        let (process, mut child, theirs) = prepared();
+        let call = Arc::new(());
+        let waits = Arc::downgrade(&call);
+        drop(call);
+        let refused = process.start_detached(&waits).await.err().unwrap().message;
+        assert!(refused.contains("does not wait"), "{refused}");
+        assert!(process.is_told() && !process.start().await.unwrap());
+        assert!(!channel::Channel::new(theirs).wait_for_go().unwrap());
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+    }
+
+    #[tokio::test]
+    async fn a_process_that_nobody_starts_is_ended() {
+        let (process, mut child, theirs) = prepared();
         process.end_if_left(Duration::MAX);
         assert!(lock(&process.begin).is_some() && !process.is_told());
         process.end_if_left(Duration::ZERO);

@@ -155,10 +155,11 @@ impl AgentService for Service {
 
     async fn exec(&self, request: Request<ExecRequest>) -> Reply<ExecReply> {
         let request = request.into_inner();
-        // Dropped with this call.
-        let waits = Arc::new(());
-        let host = Arc::downgrade(&waits);
-        let reply = self.complete(|agent| async move { agent.exec(request, host).await }).await?;
+        // Dropped with this call, as when the host gives it up.
+        let call = Arc::new(());
+        let waits = Arc::downgrade(&call);
+        let exec = |agent: Arc<Agent>| async move { agent.exec(request, &waits).await };
+        let reply = self.complete(exec).await?;
         Ok(Response::new(reply))
     }
 

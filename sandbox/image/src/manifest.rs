@@ -144,8 +144,12 @@ fn check_layer_type(kind: &MediaType, name: &str) -> Result<()> {
 pub(crate) fn check_layers(layers: &[Layer], limits: &Limits, name: &str) -> Result<()> {
     check_limit(name, layers.len() as u64, "layers", limits.layers as u64)?;
     for layer in layers {
-        let what = format!("layer {}", layer.digest);
-        check_limit(what, layer.size, "bytes", limits.layer_compressed)?;
+        check_limit(
+            format_args!("layer {}", layer.digest),
+            layer.size,
+            "bytes",
+            limits.layer_compressed,
+        )?;
     }
     let total = layers.iter().fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
     check_limit(name, total, "bytes of layers", limits.image_compressed)

@@ -2,9 +2,9 @@
 
 use slipway_agent_protocol::MOST_OUTPUT;
 use slipway_agent_protocol::v1 as agent_v1;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
-use tokio_stream::StreamExt;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
 use tonic::{Status, Streaming};
 
 use crate::agent::{Agent, CALL, refused};
@@ -18,7 +18,8 @@ const QUEUE: usize = 4;
 /// The stream of replies to a client.
 pub type Replies = mpsc::Receiver<std::result::Result<v1::ForwardOut, Status>>;
 
-/// Connects to a port of the sandbox. The client's further messages are carried there.
+/// Connects to a port of the sandbox. The client's further messages are carried there until the
+/// guest's side of the connection ends, whether or not the client ends its own.
 ///
 /// # Errors
 /// The sandbox does not run, no program listens at the port, or [`Error::Busy`].
@@ -32,8 +33,11 @@ pub(crate) async fn start(
     let (input, input_end) = mpsc::channel(QUEUE);
     let mut from_guest = open(&agent, port, input_end).await?;
     let (sender, replies) = mpsc::channel(QUEUE);
-    tokio::spawn(forward(messages, input));
+    let (guest, guest_ends) = oneshot::channel();
+    tokio::spawn(forward(messages, input, guest_ends));
     agent.guests().spawn(async move {
+        // Dropped with the guest's side.
+        let _guest: oneshot::Sender<()> = guest;
         carry(&mut from_guest, sender, session).await;
     });
     Ok(replies)
@@ -58,18 +62,28 @@ async fn open(
     opened.await
 }
 
-/// Carries a client's bytes to the guest, and then their end.
-async fn forward(
-    mut messages: Streaming<v1::ForwardIn>,
+/// Carries a client's bytes to the guest, and then their end. Returns early once the sender of
+/// `guest_ends` is dropped: a client that sends nothing more holds nothing.
+async fn forward<S>(
+    mut messages: S,
     input: mpsc::Sender<agent_v1::forward_in::Kind>,
-) {
-    while let Ok(Some(message)) = messages.message().await {
-        let Some(forward_in::Kind::Data(data)) = message.kind else { break };
-        if input.send(agent_v1::forward_in::Kind::Data(data)).await.is_err() {
-            return;
+    guest_ends: oneshot::Receiver<()>,
+) where
+    S: Stream<Item = std::result::Result<v1::ForwardIn, Status>> + Unpin,
+{
+    let carrying = async {
+        while let Some(Ok(message)) = messages.next().await {
+            let Some(forward_in::Kind::Data(data)) = message.kind else { break };
+            if input.send(agent_v1::forward_in::Kind::Data(data)).await.is_err() {
+                return;
+            }
         }
+        let _ = input.send(agent_v1::forward_in::Kind::End(true)).await;
+    };
+    tokio::select! {
+        () = carrying => {}
+        _ = guest_ends => {}
     }
-    let _ = input.send(agent_v1::forward_in::Kind::End(true)).await;
 }
 
 /// Carries the guest's bytes to the client. Runs on the guests' thread; each message is one turn.
@@ -94,5 +108,41 @@ async fn carry(
             }
         }
         tokio::task::yield_now().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn message(kind: forward_in::Kind) -> std::result::Result<v1::ForwardIn, Status> {
+        Ok(v1::ForwardIn { kind: Some(kind) })
+    }
+
+    #[tokio::test]
+    async fn a_connection_ends_with_the_guests_side_although_the_client_does_not_end_its_own() {
+        let data = forward_in::Kind::Data(b"x".to_vec());
+        let silent = tokio_stream::iter([message(data)]).chain(tokio_stream::pending());
+        let (input, mut guest_input) = mpsc::channel(QUEUE);
+        let (guest, guest_ends) = oneshot::channel::<()>();
+        let forwarding = tokio::spawn(forward(silent, input, guest_ends));
+        let expected = agent_v1::forward_in::Kind::Data(b"x".to_vec());
+        assert_eq!(guest_input.recv().await, Some(expected));
+        drop(guest);
+        let ended = tokio::time::timeout(Duration::from_secs(60), forwarding).await;
+        ended.expect("the client holds it").unwrap();
+        assert_eq!(guest_input.recv().await, None);
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_clients_input_is_told_to_the_guest() {
+        let ends = tokio_stream::iter([message(forward_in::Kind::End(true))]);
+        let (input, mut guest_input) = mpsc::channel(QUEUE);
+        let (_guest, guest_ends) = oneshot::channel::<()>();
+        forward(ends, input, guest_ends).await;
+        assert_eq!(guest_input.recv().await, Some(agent_v1::forward_in::Kind::End(true)));
+        assert_eq!(guest_input.recv().await, None);
     }
 }

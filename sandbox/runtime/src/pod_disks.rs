@@ -129,9 +129,19 @@ async fn reserve(node: &Node, target: &Target, volumes: usize) -> Result<Disks> 
 /// Returns the identifiers of the namespaces that a function has; disks that users attached are
 /// among them.
 pub(crate) async fn used(node: &Node, function: &str) -> Result<Vec<u32>> {
+    Ok(numbers(&attached(node, function).await?))
+}
+
+/// Returns the identifiers of these namespaces.
+fn numbers(attached: &[plane_v1::NamespaceStatus]) -> Vec<u32> {
+    attached.iter().map(|one| one.nsid).collect()
+}
+
+/// Returns the namespaces that a function has.
+async fn attached(node: &Node, function: &str) -> Result<Vec<plane_v1::NamespaceStatus>> {
     let request = plane_v1::GetEndpointRequest { id: function.to_owned() };
     let found = node.plane.clone().get_endpoint(request).await.map_err(Error::plane)?;
-    Ok(found.into_inner().namespaces.iter().map(|one| one.nsid).collect())
+    Ok(found.into_inner().namespaces)
 }
 
 /// Returns the identifiers that the first function of a sandbox has by the record: of its root and
@@ -161,20 +171,29 @@ pub async fn shared_disk(node: &Node, sandbox: &Sandbox) -> Result<plane_v1::Dis
 pub async fn attach_shared(node: &Node, sandbox: &Sandbox, disk: &plane_v1::Disk) -> Result<()> {
     let mut races = RACES;
     loop {
-        let used = used(node, &sandbox.id).await?;
-        if sandbox.look(|record| record.empty_dirs.disk).is_some_and(|nsid| used.contains(&nsid)) {
+        let attached = attached(node, &sandbox.id).await?;
+        let recorded = sandbox.look(|record| record.empty_dirs.disk);
+        if recorded.is_some_and(|nsid| is_attached(disk, nsid, &attached)) {
             return Ok(());
         }
+        let used = numbers(&attached);
         let mut chosen = Err(Error::Stopped);
         sandbox.update(|record| chosen = choose_shared(record, &used)).await?;
-        let attached = attach_one(node, &sandbox.id, chosen?, disk).await;
-        let Err(status) = attached else { return Ok(()) };
+        let outcome = attach_one(node, &sandbox.id, chosen?, disk).await;
+        let Err(status) = outcome else { return Ok(()) };
         sandbox.note(|record| record.empty_dirs.disk = None);
         if status.code() != Code::AlreadyExists || races == 0 {
             return Err(Error::plane(status));
         }
         races -= 1;
     }
+}
+
+/// Returns whether namespace `nsid` among the `attached` ones is the file `disk`. A user may have
+/// detached that, and attached another disk in its place.
+fn is_attached(disk: &plane_v1::Disk, nsid: u32, attached: &[plane_v1::NamespaceStatus]) -> bool {
+    let Some(plane_v1::disk::Kind::File(file)) = &disk.kind else { return false };
+    attached.iter().any(|one| one.nsid == nsid && one.path == file.path)
 }
 
 /// Chooses the identifier of the namespace with the directories that the containers of a pod share,
@@ -315,6 +334,22 @@ mod tests {
         assert_eq!((disks.image, disks.volatile), (1, 3));
         let all: Vec<u32> = (1..=MOST_NSID).collect();
         assert!(matches!(choose_shared(&mut record, &all), Err(Error::Plane(_))));
+    }
+
+    #[test]
+    fn another_disk_in_the_place_of_the_shared_one_is_not_taken_for_it() {
+        let disk = file_disk(Path::new("/s/empty-dirs.img"), 0);
+        let status = |nsid, path: &str| plane_v1::NamespaceStatus {
+            nsid,
+            path: path.to_owned(),
+            ..Default::default()
+        };
+        let own = status(2, "/s/empty-dirs.img");
+        assert!(is_attached(&disk, 2, &[status(1, "/i"), own.clone()]));
+        assert!(!is_attached(&disk, 1, &[status(1, "/i"), own.clone()]));
+        assert!(!is_attached(&disk, 2, &[status(2, "/users")]), "a user's");
+        assert!(!is_attached(&disk, 2, &[status(2, "")]), "a disk in memory");
+        assert_eq!(numbers(&[own]), [2]);
     }
 
     #[test]

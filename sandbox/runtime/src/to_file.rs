@@ -268,8 +268,10 @@ pub(crate) async fn put_down(node: &Node, sandbox: &Sandbox) {
 ///
 /// # Errors
 /// [`Error::Invalid`] if its files are not as they were written; [`Error::WrongState`] if the VMM
-/// that was saved has not ended, or the sandbox is asked to end; the error of the step that failed.
-/// The sandbox stays paused if its guest had not answered yet; otherwise it ends.
+/// that was saved has not ended, or the sandbox is asked to end; [`Error::Stopped`] if it is asked
+/// to end meanwhile; the error of the step that failed.
+/// The sandbox stays paused if its guest had not answered yet; if its container does not go on
+/// then, it ends. What fails after that is logged.
 pub(crate) async fn come_back(node: &Node, sandbox: &Arc<Sandbox>) -> Result<ResumeReply> {
     let since = monotonic_ns();
     let _size = sandbox.wait_to_change_size().await;
@@ -341,7 +343,12 @@ async fn begin_again(node: &Node, sandbox: &Arc<Sandbox>, place: &Templates) -> 
 
 /// Checks the files of a sandbox's save, and makes the save the template of the sandbox's next VMM.
 async fn take_files(sandbox: &Sandbox, place: &Templates) -> Result<()> {
-    let template = place.get(NAME).await.map_err(|error| match error {
+    let template = tokio::select! {
+        template = place.get(NAME) => template,
+        // The check of the memory, which may have many gigabytes, ends with that call.
+        () = sandbox.stopped() => Err(Error::Stopped),
+    };
+    let template = template.map_err(|error| match error {
         Error::Template { why, .. } => {
             let name = &sandbox.name;
             Error::Invalid(format!("{name} cannot come back from the file of its memory: {why}"))
@@ -390,15 +397,26 @@ async fn go_on(node: &Node, sandbox: &Arc<Sandbox>, vm: Arc<dyn Vm>, agent: Agen
     let carry = carrier.map(|carrier| carrier.carry(&own, &agent));
     sandbox.take_sessions(&agent);
     sandbox.set_agent(Some(agent.clone()));
-    sandbox.update(|record| record.run.paused = false).await?;
+    note_gone_on(sandbox).await;
     Ok((vm, agent, carry))
+}
+
+/// Notes in the record that the processes of a sandbox run again. A record that cannot be written
+/// is no reason to end them: the next change of it is written with this one.
+async fn note_gone_on(sandbox: &Sandbox) {
+    if let Err(error) = sandbox.update(|record| record.run.paused = false).await {
+        tracing::warn!(sandbox = sandbox.name, %error, "it goes on; its record is not written");
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use slipway_plane_api::PlaneClient;
+    use tonic::transport::Endpoint;
+
     use super::*;
     use crate::VERSION;
-    use crate::adopt::tests::record_of;
+    use crate::adopt::tests::{record_of, sandbox_of};
     use crate::snapshot::begin::tests::snapshot;
 
     pub(super) fn record() -> Record {
@@ -428,5 +446,32 @@ mod tests {
         );
         let mut exited = Record { state: SandboxState::Exited, ..record() };
         assert!(!note_in_file(&mut exited, origin()) && !exited.saving.in_file);
+    }
+
+    #[tokio::test]
+    async fn a_sandbox_that_is_asked_to_end_waits_for_no_check_of_its_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let sandbox = sandbox_of(record(), dir.path());
+        let nobody = Endpoint::from_static("http://[::1]:1").connect_lazy();
+        let store = sandbox.store.dir().to_owned();
+        let place = Templates::of_sandbox(store, PlaneClient::new(nobody), &sandbox.id);
+        assert!(matches!(take_files(&sandbox, &place).await, Err(Error::NoTemplate(_))));
+        sandbox.kill();
+        assert!(matches!(take_files(&sandbox, &place).await, Err(Error::Stopped)));
+    }
+
+    #[tokio::test]
+    async fn a_sandbox_goes_on_although_its_record_cannot_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = record();
+        record.run.paused = true;
+        let sandbox = sandbox_of(record, dir.path());
+        fs::remove_dir(sandbox.store.dir()).unwrap();
+        note_gone_on(&sandbox).await;
+        assert!(!sandbox.look(|record| record.run.paused));
+        // The next change has the disk say so, too.
+        sandbox.store.create().unwrap();
+        sandbox.update(|_| {}).await.unwrap();
+        assert!(!sandbox.store.load().unwrap().unwrap().run.paused);
     }
 }

@@ -24,19 +24,23 @@ fn succeed(world: &World, host: &mut Host, setup: &Setup, state: Option<&[u8]>) 
     world.settle();
 }
 
+/// Makes the driver go on with a device of these settings that has the state of the device before,
+/// once that is quiet. The memory is the same.
+fn succeed_with(world: &World, host: &mut Host, mut setup: Setup) {
+    while !host.device().quiesce() {
+        world.settle();
+    }
+    let state = host.device().save();
+    setup.memory = host.driver.arena.memory().clone();
+    succeed(world, host, &setup, Some(&state));
+}
+
 #[test]
 fn a_successor_goes_on_where_the_device_was() {
     let (world, mut a, mut b) = pair(Setup::new(1), Setup::new(2));
     b.driver.command(command::RX, command::RX_PROMISC, &[0]).unwrap();
     for round in 0..5 {
-        while !b.device().quiesce() {
-            world.settle();
-        }
-        let state = b.device().save();
-        // The same memory and the same settings.
-        let mut setup = Setup::new(2);
-        setup.memory = b.driver.arena.memory().clone();
-        succeed(&world, &mut b, &setup, Some(&state));
+        succeed_with(&world, &mut b, Setup::new(2));
         let status = b.driver.config().unwrap().status.get();
         assert_eq!(status, config_status::LINK_UP | config_status::ANNOUNCE);
         b.driver.command(command::ANNOUNCE, command::ANNOUNCE_ACK, &[]).unwrap();
@@ -64,14 +68,8 @@ fn a_successor_tells_its_driver_of_the_link() {
     host.device().poll();
     assert!(told(&mut host));
     assert_eq!(status(&mut host), 0);
-    while !host.device().quiesce() {
-        world.settle();
-    }
-    let state = host.device().save();
     // With another address, so that the driver is not asked to announce itself.
-    let mut setup = Setup::new(2);
-    setup.memory = host.driver.arena.memory().clone();
-    succeed(&world, &mut host, &setup, Some(&state));
+    succeed_with(&world, &mut host, Setup::new(2));
     assert!(told(&mut host));
     assert_eq!(status(&mut host), config_status::LINK_UP);
     host.device().poll();

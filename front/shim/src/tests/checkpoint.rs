@@ -4,7 +4,7 @@
 #[path = "hooked.rs"]
 mod hooked;
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
@@ -270,12 +270,22 @@ async fn a_snapshot_is_removed_before_the_image_that_it_keeps() {
 #[tokio::test]
 async fn a_checkpoint_with_more_memory_than_its_container_may_have_is_refused() {
     let shim = Shim::new();
+    let (program, log) = (shim.dir.path().join("slipway"), shim.dir.path().join("log"));
+    std::fs::remove_file(&program).unwrap();
+    // Prints its arguments, as the one before does, and notes them.
+    let script = format!("#!/bin/sh\necho \"$@\" | tee -a {}\n", log.display());
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
     let limit = json!({"dev.slipway.memory": "128M"});
     let failed = shim.create(shim.dir.path(), limit).await.unwrap();
     assert!(failed.message.contains("256 MiB of memory, and 128 are"), "{failed}");
     let calls = shim.daemon.calls();
     let name = shim.daemon.imports()[0].name.clone();
     assert_eq!((calls.len(), &calls[1]), (2, &format!("forget {name}")));
+    // Its image as well: nobody asks for the deletion of what was refused.
+    let image = crate::rootfs::private_of(&shim.bundle()).unwrap();
+    let told = std::fs::read_to_string(log).unwrap();
+    assert!(told.contains(&format!("image rm {image}")), "{told}");
 }
 
 #[tokio::test]

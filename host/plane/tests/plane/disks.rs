@@ -239,8 +239,9 @@ fn a_file_that_keeps_a_reserve_takes_no_more_space() {
     std::fs::write(&path, [5; 64 << 10]).unwrap();
     std::fs::File::options().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
     let path = path.to_string_lossy().into_owned();
-    let file = v1::FileDisk { path, keep_free_bytes: u64::MAX, ..Default::default() };
+    let file = v1::FileDisk { path: path.clone(), keep_free_bytes: u64::MAX, ..Default::default() };
     let mut driver = endpoint(&mut rig, "one", vec![Kind::File(file)]);
+    assert_eq!(rig.plane.get("one").unwrap().namespaces[0].path, path);
     let refused = || rig.plane.get("one").unwrap().namespaces[0].refused_writes;
     write(&mut driver, 1, 8, 7).unwrap();
     assert_eq!(refused(), 0);

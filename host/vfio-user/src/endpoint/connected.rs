@@ -92,6 +92,22 @@ impl Connection {
         self.session.kept.take().or_else(|| self.session.released.take())
     }
 
+    /// Gives a held function up if the client does not resume it. The state for a successor is
+    /// cleared first: a successor would hold a function whose own state is gone. That state becomes
+    /// the endpoint's (`kept`) if the session has it.
+    pub fn give_up(&mut self, device: &mut Device, kept: &mut Option<Box<Keeping>>) {
+        if !self.session.gives_up || !device.is_held() {
+            return;
+        }
+        if let Some(released) = self.session.released.take() {
+            *kept = Some(released);
+        }
+        if let Some(kept) = kept {
+            kept.disconnect();
+        }
+        device.abandon();
+    }
+
     /// Returns whether the client has hung up.
     pub fn is_hung_up(&self) -> bool {
         self.session.channel.with(|wire| wire.is_hung_up())

@@ -70,7 +70,9 @@ impl Endpoint {
         let EndpointState::Connected(connection) = &mut self.state else {
             return ControlFlow::Continue(());
         };
-        match connection.step(&mut self.device, &self.config, (ready, context.now())) {
+        let outcome = connection.step(&mut self.device, &self.config, (ready, context.now()));
+        connection.give_up(&mut self.device, &mut self.kept);
+        match outcome {
             Outcome::Stays => {}
             Outcome::Ends(why) => self.disconnect(&why, context),
             Outcome::Moves if self.residence == Residence::OwnForGood => self.settle(true, context),

@@ -192,7 +192,8 @@ impl Session {
         expired: bool,
     ) -> Result<Answer, Errno> {
         if unmap.removed.is_none() && device.function.quiesce() {
-            unmap.removed = Some(self.remove(device, &unmap.request)?);
+            let removed = self.remove(device, &unmap.request);
+            unmap.removed = Some(removed.inspect_err(|_| device.pace.kick())?);
         }
         let idle = |removed: &Vec<Removed>| removed.iter().all(Removed::is_idle);
         match &unmap.removed {
@@ -210,29 +211,42 @@ impl Session {
         }
     }
 
+    /// Removes the regions that a request names. Hardware may refuse to let go of one: that region
+    /// and those after it stay mapped, so that their memory is not another's while the hardware may
+    /// reach it, and the client can ask again. The regions before it are removed.
     fn remove(&mut self, device: &mut Device, request: &DmaUnmap) -> Result<Vec<Removed>, Errno> {
         let (iova, len) = (request.address.get(), request.size.get());
-        let mapped: Vec<(u64, u64)> = device
+        let mut mapped: Vec<(u64, u64)> = device
             .map
             .regions()
             .iter()
             .filter(|(start, region)| !region.is_remote() && (len == 0 || *start == iova))
             .map(|(start, region)| (*start, region.len()))
             .collect();
+        let mut unmapped = Ok(());
         if let Some(hardware) = &mut device.hardware {
-            mapped.iter().try_for_each(|(start, len)| hardware.unmap(*start, *len))?;
+            let let_go = mapped.iter().take_while(|(start, len)| {
+                unmapped = hardware.unmap(*start, *len);
+                unmapped.is_ok()
+            });
+            let let_go = let_go.count();
+            mapped.truncate(let_go);
         }
         let gone: u64 = mapped.iter().map(|(_, len)| len).sum();
-        let removed = match len {
-            0 => device.map.clear(),
-            _ => vec![device.map.remove(iova, len).map_err(|_| Errno::NOENT)?],
+        let removed = match (unmapped, len) {
+            (Err(_), _) => {
+                let removed = mapped.iter().map(|(start, len)| device.map.remove(*start, *len));
+                removed.filter_map(Result::ok).collect()
+            }
+            (Ok(()), 0) => device.map.clear(),
+            (Ok(()), _) => vec![device.map.remove(iova, len).map_err(|_| Errno::NOENT)?],
         };
         if let Some(kept) = &mut self.kept {
             kept.regions_removed(&device.map);
         }
         self.mapped_bytes = self.mapped_bytes.saturating_sub(gone);
         self.cost += self.live.mapped(&device.map) / REGIONS_PER_COST;
-        Ok(removed)
+        unmapped.map(|()| removed)
     }
 }
 

@@ -116,6 +116,8 @@ pub(crate) struct Session {
     pub(crate) kept: Option<Box<Keeping>>,
     /// The state that a successor needs of a client that resumes its function by itself.
     pub(crate) released: Option<Box<Keeping>>,
+    /// The client does not resume a held function, which the endpoint is to give up.
+    pub(crate) gives_up: bool,
     /// A request that waited for the function to become quiet ran into its deadline, and no later
     /// one has found the function quiet.
     stuck: bool,
@@ -139,6 +141,7 @@ impl Session {
             cost: 0,
             kept: None,
             released: None,
+            gives_up: false,
             stuck: false,
             held_since: None,
         }
@@ -349,7 +352,7 @@ impl Session {
         let (negotiated, reply) = version::negotiate(payload, has)?;
         if device.is_held() && !negotiated.resume {
             // Once it is disconnected, the endpoint is as for any first client.
-            device.abandon();
+            self.gives_up = true;
             return Err(Errno::AGAIN);
         }
         self.channel.set_max_xfer(negotiated.max_xfer);

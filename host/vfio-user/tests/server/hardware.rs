@@ -35,6 +35,8 @@ struct HardwareState {
     seen: Vec<u8>,
     /// Maps are refused.
     refuses: bool,
+    /// Unmaps of the range at this address are refused.
+    keeps: Option<u64>,
     /// Unmaps do not end.
     holds: bool,
     /// The number of releases that fail.
@@ -86,8 +88,9 @@ impl Hardware for Fake {
     fn unmap(&mut self, iova: u64, len: u64) -> Result<(), Errno> {
         let state = self.note(Call::Unmap(iova, len));
         let wait = self.0.1.wait_timeout_while(state, PATIENCE, |state| state.holds);
-        assert!(!wait.unwrap().1.timed_out());
-        Ok(())
+        let (state, wait) = wait.unwrap();
+        assert!(!wait.timed_out());
+        if state.keeps == Some(iova) { Err(Errno::BUSY) } else { Ok(()) }
     }
 
     fn route_vectors(&mut self, routes: &[Option<Arc<OwnedFd>>]) -> Result<(), Errno> {
@@ -214,6 +217,34 @@ fn memory_that_only_functions_of_this_process_reach_is_not_zeroed_when_it_is_map
     raw.map(0, RECYCLED, late.file()).ok();
     assert!(bytes_of(late.file(), 0, RECYCLED).iter().all(|byte| *byte == STALE));
     assert_eq!(served.control.stats().zeroed_for_hardware, 0);
+}
+
+#[test]
+fn a_range_that_the_hardware_keeps_stays_mapped() {
+    let fake = Fake::default();
+    let served = serve_hardware(&fake);
+    let mut raw = served.client();
+    let guest = memory(0x1000);
+    for iova in [0x1000, 0x2000, 0x3000] {
+        raw.map(iova, 0x1000, guest.as_fd()).ok();
+    }
+    fake.take();
+    fake.state().keeps = Some(0x2000);
+    let one = dma_unmap(0x2000, 0x1000);
+    assert_eq!(raw.call(Command::DmaUnmap, one.as_bytes()).err(), Errno::BUSY);
+    assert_eq!(served.control.stats().regions.len(), 3);
+    assert_eq!(raw.map(0x2000, 0x1000, guest.as_fd()).err(), Errno::EXIST);
+    let mut all = dma_unmap(0, 0);
+    all.flags = U32::new(2);
+    assert_eq!(raw.call(Command::DmaUnmap, all.as_bytes()).err(), Errno::BUSY);
+    // The first one is unmapped, and is not asked for once more.
+    let stats = served.control.stats();
+    assert_eq!(stats.regions.iter().map(|one| one.iova).collect::<Vec<_>>(), [0x2000, 0x3000]);
+    fake.take();
+    fake.state().keeps = None;
+    raw.call(Command::DmaUnmap, all.as_bytes()).ok();
+    assert_eq!(fake.take(), [Call::Unmap(0x2000, 0x1000), Call::Unmap(0x3000, 0x1000)]);
+    assert!(served.control.stats().regions.is_empty());
 }
 
 #[test]

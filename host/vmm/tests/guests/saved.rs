@@ -66,10 +66,13 @@ impl Whole {
     }
 
     pub fn save(&self) -> Result<Vec<u8>, Error> {
+        self.running.saver().save(self.parts())
+    }
+
+    fn parts(&self) -> Parts {
         let (console, rng) = (self.console_device.save(), self.rng.save());
         let own = OwnState { console, rng, pmem: None, memory: Vec::new(), balloon: None };
-        let parts = Parts { own, functions: Vec::new(), plugged_cpus: Vec::new() };
-        self.running.saver().save(parts)
+        Parts { own, functions: Vec::new(), plugged_cpus: Vec::new() }
     }
 
     /// Returns a copy of the guest's memory.
@@ -279,6 +282,27 @@ fn each_cpu_goes_on() {
         let file = guest.save().unwrap();
         guest = successor(&file, guest.copy(), 2).unwrap();
         guest.running.cpus.resume();
+    }
+}
+
+#[test]
+fn of_two_saves_at_once_each_has_all_cpus() {
+    if !has_kvm("of_two_saves_at_once_each_has_all_cpus") {
+        return;
+    }
+    let mut guest = Whole::start(two_cpus(), 2);
+    guest.read(1);
+    guest.stop();
+    for _ in 0..100 {
+        let (done, saved) = std::sync::mpsc::channel();
+        for _ in 0..2 {
+            let (saver, parts, done) = (guest.running.saver(), guest.parts(), done.clone());
+            std::thread::spawn(move || done.send(saver.save(parts)));
+        }
+        for _ in 0..2 {
+            let file = saved.recv_timeout(std::time::Duration::from_secs(60));
+            Saved::decode(&file.expect("a save waits for ever").unwrap()).unwrap();
+        }
     }
 }
 

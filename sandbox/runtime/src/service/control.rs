@@ -13,8 +13,9 @@ use crate::stdio::{self, Input};
 use crate::target::Target;
 use crate::{Error, pause, pod, v1};
 
-/// The time in which killed processes end.
-const KILLED: Duration = Duration::from_secs(5);
+/// The time in which the killed processes of a sandbox end. What has not ended then ends with its
+/// VMM.
+const KILLED_IN_SANDBOX: Duration = Duration::from_secs(5);
 /// The time for a guest's own end, and for the release of what its sandbox held.
 const END: Duration = GUEST_END.saturating_add(Duration::from_secs(5));
 
@@ -147,7 +148,7 @@ async fn stop_own(target: &Target, patience: Duration) {
     // A guest that is being saved hears nothing until that is done.
     let _ = tokio::time::timeout(LONGEST, target.container.pausing.read()).await;
     let signal = target.look(|settings| settings.stop_signal);
-    for (signal, patience) in [(signal, patience), (libc::SIGKILL as u32, KILLED)] {
+    for (signal, patience) in [(signal, patience), (libc::SIGKILL as u32, KILLED_IN_SANDBOX)] {
         let asked = async {
             pause::resume_paused(target).await?;
             send_signal(target, signal).await?;
@@ -171,7 +172,7 @@ async fn stop_pod(target: &Target, patience: Duration) {
     // A pod that does not go on within its patience is killed below.
     let _ = tokio::time::timeout(patience, pause::resume_paused(target)).await;
     let containers = pod::stop_all(&target.sandbox, patience);
-    let _ = tokio::time::timeout(patience + KILLED, containers).await;
+    let _ = tokio::time::timeout(patience + KILLED_IN_SANDBOX, containers).await;
     target.sandbox.end_pod();
     let ended = target.container.wait_state(|state| !state.is_live());
     let _ = tokio::time::timeout(END, ended).await;

@@ -11,6 +11,7 @@ use slipway_hypervisor::{MAX_STATE_BYTES, TemplateName};
 use super::manifest::MOST_MANIFEST;
 use super::memories::memory_name;
 use super::pages::{digest, digest_pages};
+use super::threads::Waited;
 use super::{DiskFile, Manifest};
 use crate::{Error, Result};
 
@@ -99,20 +100,21 @@ pub(super) fn open(dir: &Path, name: &str, prefix: &str) -> Result<Template> {
 }
 
 /// Reads the memory and the disks of the template in the directory `dir` as a whole, and checks
-/// that they are as the description says. May take a while.
+/// that they are as the description says. May take a while, and ends early with an error once
+/// nobody waits for it.
 ///
 /// # Errors
 /// [`Error::Template`] if they are not; [`Error::File`].
-pub(super) fn read_whole(dir: &Path, manifest: &Manifest) -> Result<()> {
+pub(super) fn read_whole(dir: &Path, manifest: &Manifest, waited: &Waited) -> Result<()> {
     let no = |why: String| Error::Template { name: manifest.name.clone(), why };
     let path = memory(dir);
     let bytes = manifest.shape.memory_file_bytes();
-    let read = File::open(&path).and_then(|file| digest_pages(&file, bytes));
+    let read = File::open(&path).and_then(|file| digest_pages(&file, bytes, &|| waited.check()));
     if read.map_err(Error::file("cannot read", &path))? != manifest.memory_sha256 {
         return Err(no("its file \"memory\" was changed".to_owned()));
     }
     for disk in manifest.snapshot.iter().flat_map(|snapshot| &snapshot.files) {
-        check_disk(dir, disk)?.map_err(no)?;
+        check_disk(dir, disk, waited)?.map_err(no)?;
     }
     Ok(())
 }
@@ -123,7 +125,11 @@ fn is_digest(text: &str) -> bool {
 }
 
 /// Checks the file of a disk. Returns the reason if it is not as it was written.
-fn check_disk(dir: &Path, disk: &DiskFile) -> Result<std::result::Result<(), String>> {
+fn check_disk(
+    dir: &Path,
+    disk: &DiskFile,
+    waited: &Waited,
+) -> Result<std::result::Result<(), String>> {
     if disk.name.contains('/') || disk.name.starts_with('.') {
         return Ok(Err(format!("{:?} is no name of a file of its", disk.name)));
     }
@@ -133,7 +139,8 @@ fn check_disk(dir: &Path, disk: &DiskFile) -> Result<std::result::Result<(), Str
     if file.metadata().map_err(failed)?.len() != disk.bytes {
         return Ok(Err(format!("its file {:?} has another length", disk.name)));
     }
-    let sound = digest_pages(&file, disk.bytes).map_err(failed)? == disk.sha256;
+    let found = digest_pages(&file, disk.bytes, &|| waited.check()).map_err(failed)?;
+    let sound = found == disk.sha256;
     Ok(if sound { Ok(()) } else { Err(format!("its file {:?} was changed", disk.name)) })
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use slipway_hypervisor::TemplateName;
 use slipway_plane_api::{PlaneClient, v1 as plane_v1};
 
-use super::threads::apart;
+use super::threads::{Waited, apart};
 use crate::lock::lock;
 use crate::{Error, Result};
 
@@ -45,8 +45,8 @@ impl Memories {
     /// Has the pool load the memory `name` from the file at `path`, unless it has it of another
     /// template. `check` runs meanwhile: both read the same file, so the second of them finds it in
     /// the host's memory. If `check` fails, the pool does not keep what it has loaded, and nothing
-    /// has begun with it: the lock is held until then. A caller that does not wait for the end
-    /// changes nothing of that, and its template does not count.
+    /// has begun with it: the lock is held until then. If the caller does not wait for the end, the
+    /// template does not count, and `check` is told by its [`Waited`].
     ///
     /// # Errors
     /// The error of `check`; [`Error::Plane`].
@@ -54,11 +54,13 @@ impl Memories {
         self: &Arc<Self>,
         name: String,
         path: PathBuf,
-        check: impl FnOnce() -> Result<()> + Send + 'static,
+        check: impl FnOnce(&Waited) -> Result<()> + Send + 'static,
     ) -> Result<Held> {
         let memories = Arc::clone(self);
+        // Dropped with a caller that stops waiting.
+        let (_waits, waited) = Waited::new();
         let added = tokio::spawn(async move {
-            let added = memories.add_now(&name, &path, check).await;
+            let added = memories.add_now(&name, &path, move || check(&waited)).await;
             memories.forget_unused(&name);
             added.map(|()| Held { memories: Some(memories), name })
         });
@@ -194,10 +196,10 @@ mod tests {
     /// Returns a check with this outcome, and the test's side of it.
     fn held_check(
         outcome: Result<()>,
-    ) -> (HeldCheck, impl FnOnce() -> Result<()> + Send + 'static) {
+    ) -> (HeldCheck, impl FnOnce(&Waited) -> Result<()> + Send + 'static) {
         let (begin, begun) = oneshot::channel();
         let (end, ends) = mpsc::channel::<()>();
-        let check = move || {
+        let check = move |_: &Waited| {
             let _ = begin.send(());
             let _ = ends.recv();
             outcome
@@ -231,7 +233,7 @@ mod tests {
         });
         held.begun.await.unwrap();
         let others = async {
-            memories.add("a".to_owned(), "/memory".into(), || Ok(())).await.unwrap().keep();
+            memories.add("a".to_owned(), "/memory".into(), |_| Ok(())).await.unwrap().keep();
             memories.remove("a").await;
             memories.remove("a").await;
         };
@@ -266,6 +268,27 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(60), gone).await.unwrap();
     }
 
+    #[tokio::test]
+    async fn a_check_is_told_that_nobody_waits_for_it() {
+        let memories = memories();
+        let ((begin, begun), (tell, told)) = (oneshot::channel(), oneshot::channel());
+        let check = move |waited: &Waited| {
+            let _ = begin.send(waited.check().is_ok());
+            while waited.check().is_ok() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let _ = tell.send(());
+            Err(Error::Stopped)
+        };
+        let call = tokio::spawn({
+            let memories = Arc::clone(&memories);
+            async move { memories.add("a".to_owned(), "/memory".into(), check).await.map(drop) }
+        });
+        assert!(begun.await.unwrap(), "the call waits");
+        call.abort();
+        tokio::time::timeout(Duration::from_secs(60), told).await.unwrap().unwrap();
+    }
+
     /// The bytes of a sandbox that a VMM has saved may be those of a template of the node.
     #[test]
     fn the_memory_of_a_sandboxs_own_save_is_no_other_ones() {
@@ -281,14 +304,16 @@ mod tests {
     #[tokio::test]
     async fn a_memory_has_a_user_once_it_is_checked_and_loaded() {
         let memories = memories();
-        let add = |check: fn() -> Result<()>| memories.add("a".to_owned(), "/memory".into(), check);
-        assert!(matches!(add(|| Err(Error::Stopped)).await, Err(Error::Stopped)));
-        assert!(matches!(add(|| Ok(())).await, Err(Error::Plane(_))));
+        let add = |check: fn(&Waited) -> Result<()>| {
+            memories.add("a".to_owned(), "/memory".into(), check)
+        };
+        assert!(matches!(add(|_| Err(Error::Stopped)).await, Err(Error::Stopped)));
+        assert!(matches!(add(|_| Ok(())).await, Err(Error::Plane(_))));
         assert!(!is_known(&memories, "a"));
         // The pool has it of another template: nothing is loaded, and its file is checked still.
         give(&memories, "a").await;
-        assert!(matches!(add(|| Err(Error::Stopped)).await, Err(Error::Stopped)));
-        add(|| Ok(())).await.unwrap().keep();
+        assert!(matches!(add(|_| Err(Error::Stopped)).await, Err(Error::Stopped)));
+        add(|_| Ok(())).await.unwrap().keep();
         memories.remove("a").await;
         assert!(is_known(&memories, "a"), "the other one's");
         memories.remove("a").await;

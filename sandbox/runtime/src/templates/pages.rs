@@ -32,6 +32,9 @@ const CHUNK: usize = 2 << 20;
 /// The most threads that read and hash one file.
 const MOST_THREADS: usize = 4;
 
+/// A check, by each thread before each chunk, that the work is to go on. An error ends it.
+type GoOn<'a> = &'a (dyn Fn() -> io::Result<()> + Sync);
+
 /// Copies the pages among the first `len` bytes of `from` that have bytes other than zeros to the
 /// same places of `to`. Returns the number of bytes that were copied, and their
 /// [digest](digest_pages).
@@ -70,29 +73,36 @@ pub(crate) fn digest(bytes: &[u8]) -> String {
 }
 
 /// Returns the digest of the pages among the first `len` bytes of `file` that have bytes other than
-/// zeros, in hexadecimal digits. The head of this module defines it. May take a while.
+/// zeros, in hexadecimal digits. The head of this module defines it. May take a while. Calls
+/// `go_on` before each chunk; an error of it ends the work.
 ///
 /// # Errors
-/// The errors of reading.
-pub(crate) fn digest_pages(file: &File, len: u64) -> io::Result<String> {
-    measure_pages(file, len).map(|(_, digest)| digest)
+/// The errors of reading, and of `go_on`.
+pub(crate) fn digest_pages(file: &File, len: u64, go_on: GoOn<'_>) -> io::Result<String> {
+    measure_by(file, len, threads(), go_on).map(|(_, digest)| digest)
 }
 
 /// Returns the number of bytes in the pages among the first `len` bytes of `file` that have bytes
-/// other than zeros, and their [digest](digest_pages). Half of the processors read and hash, at
-/// most [`MOST_THREADS`] of them: guests need the others.
+/// other than zeros, and their [digest](digest_pages).
 ///
 /// # Errors
 /// The errors of reading.
 pub(crate) fn measure_pages(file: &File, len: u64) -> io::Result<(u64, String)> {
-    let processors = thread::available_parallelism().map_or(1, NonZero::get);
-    measure_by(file, len, (processors / 2).clamp(1, MOST_THREADS))
+    measure_by(file, len, threads(), &|| Ok(()))
 }
 
-/// Does what [`measure_pages`] does, with `threads` threads, of which the caller is one.
-fn measure_by(file: &File, len: u64, threads: usize) -> io::Result<(u64, String)> {
+/// Returns the number of threads that read and hash a file: half of the processors, at most
+/// [`MOST_THREADS`]. Guests need the others.
+fn threads() -> usize {
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    (processors / 2).clamp(1, MOST_THREADS)
+}
+
+/// Does what [`measure_pages`] does, with `threads` threads, of which the caller is one. `go_on` is
+/// as for [`digest_pages`].
+fn measure_by(file: &File, len: u64, threads: usize, go_on: GoOn<'_>) -> io::Result<(u64, String)> {
     let chunks = Mutex::new(Chunks::new(file, len)?);
-    let measure = &|| measure_some(file, &chunks);
+    let measure = &|| measure_some(file, &chunks, go_on);
     let measured = thread::scope(|scope| {
         // Where no thread is left, those that there are measure all.
         let begin = |_: usize| {
@@ -111,8 +121,13 @@ fn measure_by(file: &File, len: u64, threads: usize) -> io::Result<(u64, String)
 }
 
 /// Measures chunks until none is left. After an error no thread takes a further chunk.
-fn measure_some(file: &File, chunks: &Mutex<Chunks<'_>>) -> io::Result<Vec<MeasuredChunk>> {
+fn measure_some(
+    file: &File,
+    chunks: &Mutex<Chunks<'_>>,
+    go_on: GoOn<'_>,
+) -> io::Result<Vec<MeasuredChunk>> {
     let take = || -> io::Result<Option<Range<usize>>> {
+        go_on()?;
         let taken = lock(chunks).take_next()?;
         if let Some(chunk) = &taken {
             // The disk reads the chunk while this thread hashes the one before. A hint: without it
@@ -260,6 +275,7 @@ fn read_full(
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
 
@@ -287,10 +303,10 @@ mod tests {
         assert!(one == two);
         assert!(to.metadata().unwrap().blocks() * 512 < MIB);
         assert_eq!(measure_pages(&from, 4 * MIB).unwrap(), (copied, digest.clone()));
-        let digests = [&from, &to].map(|file| digest_pages(file, 4 * MIB).unwrap());
+        let digests = [&from, &to].map(|file| digest_pages(file, 4 * MIB, &|| Ok(())).unwrap());
         assert_eq!(digests, [digest.clone(), digest]);
         to.write_all_at(b"x", 3 * MIB).unwrap();
-        assert_ne!(digests[0], digest_pages(&to, 4 * MIB).unwrap());
+        assert_ne!(digests[0], digest_pages(&to, 4 * MIB, &|| Ok(())).unwrap());
     }
 
     #[test]
@@ -342,10 +358,10 @@ mod tests {
         }
         // Its only chunk between two holes has zeros alone.
         file.write_all_at(&[0; PAGE], 13 * CHUNK as u64).unwrap();
-        let one = measure_by(&file, len, 1).unwrap();
+        let one = measure_by(&file, len, 1, &|| Ok(())).unwrap();
         assert_eq!(one.0, 10 * PAGE as u64);
         for threads in [2, 4, 50] {
-            assert_eq!(measure_by(&file, len, threads).unwrap(), one);
+            assert_eq!(measure_by(&file, len, threads, &|| Ok(())).unwrap(), one);
         }
         let to = tempfile::tempfile().unwrap();
         to.set_len(len).unwrap();
@@ -358,7 +374,7 @@ mod tests {
             let file = tempfile::tempfile().unwrap();
             file.set_len(len).unwrap();
             file.write_all_at(b"page", at as u64).unwrap();
-            digest_pages(&file, len).unwrap()
+            digest_pages(&file, len, &|| Ok(())).unwrap()
         };
         let len = 8 * MIB;
         assert_eq!(digest(PAGE, len), digest(PAGE, len));
@@ -373,7 +389,19 @@ mod tests {
         let only_written = File::create(&path).unwrap();
         only_written.write_all_at(&[1; PAGE], 0).unwrap();
         for threads in [1, 3] {
-            assert!(measure_by(&only_written, PAGE as u64, threads).is_err());
+            assert!(measure_by(&only_written, PAGE as u64, threads, &|| Ok(())).is_err());
         }
+    }
+
+    #[test]
+    fn no_chunk_is_read_once_the_work_is_not_to_go_on() {
+        let (file, asked) = (sparse(), AtomicUsize::new(0));
+        let stop = || match asked.fetch_add(1, Ordering::Relaxed) {
+            0 => Ok(()),
+            _ => Err(io::Error::other("stopped")),
+        };
+        let stopped = measure_by(&file, 4 * MIB, 1, &stop).unwrap_err();
+        assert_eq!((stopped.to_string().as_str(), asked.into_inner()), ("stopped", 2));
+        assert!(digest_pages(&file, 4 * MIB, &|| Err(io::Error::other("stopped"))).is_err());
     }
 }

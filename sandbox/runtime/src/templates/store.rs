@@ -19,7 +19,7 @@ use slipway_plane_api::PlaneClient;
 
 use super::files::{self, Template, machine, manifest_path, memory, read_manifest};
 use super::memories::Memories;
-use super::threads::apart;
+use super::threads::{Waited, apart};
 use super::{Manifest, sizes, working_set};
 use crate::lock::lock;
 use crate::{Error, Result, name, v1};
@@ -101,7 +101,7 @@ impl Templates {
         let (template, dir) = opened.await?;
         let Template { memory, learnt, .. } = &template;
         let manifest = template.manifest.clone();
-        let check = move || files::read_whole(&dir, &manifest);
+        let check = move |waited: &Waited| files::read_whole(&dir, &manifest, waited);
         let held = self.memories.add(memory.to_string(), path, check).await?;
         let known = working_set::copy_ahead(&self.plane, memory, set, memory.to_string()).await;
         learnt.store(known, Ordering::Relaxed);
@@ -373,14 +373,15 @@ mod tests {
         let memory = File::open(unfinished.memory()).unwrap();
         let mut manifest = manifest(name);
         manifest.machine_sha256 = digest(b"state");
-        manifest.memory_sha256 = digest_pages(&memory, BYTES).unwrap();
+        manifest.memory_sha256 = digest_pages(&memory, BYTES, &|| Ok(())).unwrap();
         unfinished.finish(&manifest).unwrap();
     }
 
     /// Opens a template and reads all of it.
     fn check(dir: &Path, prefix: &str) -> Result<Template> {
         let template = files::open(dir, "a", prefix)?;
-        files::read_whole(dir, &template.manifest).map(|()| template)
+        let (_waits, waited) = Waited::new();
+        files::read_whole(dir, &template.manifest, &waited).map(|()| template)
     }
 
     /// Returns the templates of a node whose plane is not there.
