@@ -104,7 +104,7 @@ impl Networks {
             self.bring_up(&mut state, name).await?;
         }
         let Lease { ipv4, ipv6, .. } = attachment.lease;
-        let served = claimed.serve(ipv4, ipv6, &self.serving.handle)?;
+        let served = claimed.serve(ipv4, ipv6, &self.serving.relay)?;
         self.attachments.save(id, &attachment)?;
         state.enter_attachment(id, &attachment);
         state.serve_attachment(id, &attachment, served);
