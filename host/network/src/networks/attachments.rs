@@ -30,7 +30,7 @@ use crate::ledger::{Lease, Network};
 use crate::proxy::{self, Claimed};
 use crate::{Error, Result};
 
-/// The number of interfaces that a daemon which has just started opens at once.
+/// The number of interfaces that a daemon which has just started opens or removes at once.
 const AT_ONCE: usize = 32;
 
 impl Networks {
@@ -313,16 +313,17 @@ impl Networks {
         outcome.map(|()| removed)
     }
 
-    /// Removes the attachments that notes name: their containers were removed while no daemon
-    /// served.
+    /// Removes the attachments that notes name, [`AT_ONCE`] at a time: their containers were
+    /// removed while no daemon served.
     pub async fn catch_up(&self) {
         let notes = self.attachments.notes().unwrap_or_default();
-        for id in notes {
+        let remove = |id: String| async move {
             let _turn = self.turns.take(&id).await;
             if let Err(error) = self.remove_attachment(&id).await {
                 tracing::warn!(%error, id, "an attachment is left");
             }
-        }
+        };
+        some_at_once(notes.into_iter().map(remove), AT_ONCE).await;
     }
 
     /// Frees the attachments whose namespaces are gone. To be called by a daemon that has just
