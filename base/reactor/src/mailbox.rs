@@ -1,6 +1,7 @@
 //! Messages of other threads to a reactor. The argument that no wake-up is lost is in the crate's
 //! head.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -29,7 +30,17 @@ pub(crate) struct Mailbox {
 #[derive(Default)]
 struct Queue {
     messages: Vec<Message>,
+    /// The tasks that `messages` has a wake of.
+    woken: HashSet<TaskId>,
     closed: bool,
+}
+
+impl Queue {
+    /// Takes all messages. Wakes that come later are kept again.
+    fn take(&mut self) -> Vec<Message> {
+        self.woken.clear();
+        std::mem::take(&mut self.messages)
+    }
 }
 
 impl Mailbox {
@@ -43,16 +54,17 @@ impl Mailbox {
         &self.bell
     }
 
-    /// Sends a message. A wake that repeats the last message is not kept: that one is still to be
-    /// taken, and the step that it brings comes after whatever this sender did before. So a party
-    /// that wakes a task again and again makes no queue grow while the reactor is slow.
+    /// Sends a message. A wake of a task that has one here already is not kept: that one is still
+    /// to be taken, and the step that it brings comes after whatever this sender did before. So the
+    /// queue has at most one wake of each task, however slow the reactor and however often parties
+    /// wake its tasks.
     pub(crate) fn push(&self, message: Message) -> Result<(), Stopped> {
         let mut queue = self.lock();
         if queue.closed {
             return Err(Stopped);
         }
-        if let (Message::Wake(id), Some(Message::Wake(last))) = (&message, queue.messages.last())
-            && id == last
+        if let Message::Wake(id) = &message
+            && !queue.woken.insert(*id)
         {
             return Ok(());
         }
@@ -68,14 +80,14 @@ impl Mailbox {
     /// Silences the bell, then takes all messages: the order matters, see the crate's head.
     pub(crate) fn take(&self) -> Vec<Message> {
         self.bell.silence();
-        std::mem::take(&mut self.lock().messages)
+        self.lock().take()
     }
 
     /// Refuses messages from now on. Returns those that are still unread.
     pub(crate) fn close(&self) -> Vec<Message> {
         let mut queue = self.lock();
         queue.closed = true;
-        std::mem::take(&mut queue.messages)
+        queue.take()
     }
 
     /// Refuses messages from now on if none is waiting. Returns whether messages are refused.

@@ -46,7 +46,7 @@ use outside::Arc;
 
 trait Task: Send {}
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct TaskId(u64);
 
 #[test]
@@ -68,8 +68,8 @@ fn no_message_is_slept_over() {
     });
 }
 
-/// Two senders wake the same task, each after work for it: whether the second wake is kept or not,
-/// the reactor sees both pieces of work.
+/// Two senders wake the same task, each after work for it, and one of them another task in between:
+/// whether the second wake is kept or not, the reactor sees both pieces of work.
 #[test]
 fn a_wake_that_is_not_kept_is_not_slept_over() {
     let mut builder = loom::model::Builder::new();
@@ -77,9 +77,10 @@ fn a_wake_that_is_not_kept_is_not_slept_over() {
     builder.check(|| {
         let mailbox = Arc::new(Mailbox::new().unwrap());
         let work = Arc::new(AtomicU64::new(0));
-        let senders = [(); 2].map(|()| {
+        let senders = [2, 1].map(|first| {
             let (mailbox, work) = (mailbox.clone(), work.clone());
             loom::thread::spawn(move || {
+                mailbox.push(Message::Wake(TaskId(first))).unwrap();
                 work.fetch_add(1, Ordering::Relaxed);
                 mailbox.push(Message::Wake(TaskId(1))).unwrap();
             })
@@ -93,10 +94,10 @@ fn a_wake_that_is_not_kept_is_not_slept_over() {
 }
 
 #[test]
-fn wakes_that_repeat_each_other_take_one_place() {
+fn a_task_that_is_woken_again_and_again_takes_one_place() {
     loom::model(|| {
         let mailbox = Mailbox::new().unwrap();
-        for id in [1, 1, 1, 2, 2] {
+        for id in [1, 1, 2, 1, 2, 2, 1] {
             mailbox.push(Message::Wake(TaskId(id))).unwrap();
         }
         assert_eq!(mailbox.take().len(), 2);

@@ -11,7 +11,7 @@ use crate::Error;
 use crate::device;
 use crate::file_options::file_options;
 use crate::id::uuid;
-use crate::place::{DiskPlace, Lasts};
+use crate::place::{DiskPlace, Lasts, Resized};
 
 /// The size of a logical block in bytes, unless the description has another: every guest supports
 /// it.
@@ -74,7 +74,25 @@ impl NamedDisk {
             }
         };
         let (name, request) = (request.name.clone(), request.clone());
-        Ok(Self { name, kind, path, shared, request, place: place.map(Arc::new) })
+        let resized = place.as_ref().and_then(DiskPlace::resized);
+        let made = Self { name, kind, path, shared, request, place: place.map(Arc::new) };
+        resized.map_or(Ok(()), |resized| made.go_on_with(resized))?;
+        Ok(made)
+    }
+
+    /// Goes on with the size of a predecessor, which may have ended before it cut the disk's file
+    /// to that size. Nobody uses the disk yet.
+    fn go_on_with(&self, Resized { to, from }: Resized) -> Result<(), Error> {
+        // A file that has neither size was changed by somebody else. A device stays as it is.
+        let is_known = self.shared.content().is_none() || self.bytes() == from;
+        if is_known && to < self.bytes() {
+            self.shared.resize(Some(to))?;
+        }
+        // A file that stays longer is no reason to have no disk.
+        self.trim().or_else(|error| {
+            tracing::warn!(%error, name = self.name, "a file is longer than its disk");
+            Ok(())
+        })
     }
 
     /// Returns the number of the place where the disk is kept, or `None` if it is not kept.
@@ -104,7 +122,7 @@ impl NamedDisk {
             )));
         }
         self.shared.resize(bytes)?;
-        self.keep_size()
+        self.keep_size(bytes.map(|to| Resized { to, from: before }))
     }
 
     /// Gives up the part behind the disk's end, once every user has adopted the size.
@@ -112,12 +130,15 @@ impl NamedDisk {
     /// # Errors
     /// [`Error::Open`].
     pub fn trim(&self) -> Result<(), Error> {
-        Ok(self.shared.trim()?)
+        self.shared.trim()?;
+        // From now on the size is the file's own, which others may change. A device is never cut.
+        let is_cut = self.shared.content().is_some() && !self.shared.geometry().read_only;
+        if is_cut { self.keep_size(None) } else { Ok(()) }
     }
 
-    /// Stores the disk's present size, so that a successor makes it with that size. A file has a
-    /// size of its own.
-    fn keep_size(&self) -> Result<(), Error> {
+    /// Stores the disk's present size, so that a successor makes it with that size. `resized` is
+    /// that of a disk whose file or device may have more bytes.
+    fn keep_size(&self, resized: Option<Resized>) -> Result<(), Error> {
         use v1::disk::Kind;
         let Some(place) = &self.place else { return Ok(()) };
         let (mut request, bytes) = (self.request.clone(), self.bytes());
@@ -126,7 +147,7 @@ impl NamedDisk {
             Some(Kind::Null(null)) => null.size_bytes = bytes,
             _ => {}
         }
-        place.store(&request)
+        place.store(&request, resized.filter(|_| self.kind == "file"))
     }
 
     /// Returns the UUID. It is the same for every controller that has the disk, so that a guest
@@ -265,6 +286,12 @@ pub fn block_size(disk: &v1::Disk) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
+    use slipway_block::OpenError;
+    use slipway_keeper::{Keeper, Shelf};
+    use slipway_ram::Lasting;
+
     use super::*;
 
     #[test]
@@ -290,6 +317,58 @@ mod tests {
         assert_eq!(disks.all().len(), 1);
         assert_eq!(disks.remove("data").map(|disk| disk.bytes()), Some(1 << 20));
         disks.check_free("data").unwrap();
+    }
+
+    #[test]
+    fn a_file_that_was_not_cut_before_the_end_is_cut_by_the_successor() {
+        const MIB: u64 = 1 << 20;
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, path) = (folder.path().join("keeper"), folder.path().join("disk"));
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(2 * MIB).unwrap();
+        let serves = socket.clone();
+        std::thread::spawn(move || slipway_keeper::serve(&serves).unwrap());
+        let keeper = loop {
+            match Keeper::connect(&socket) {
+                Ok(keeper) => break keeper,
+                Err(_) => std::thread::yield_now(),
+            }
+        };
+        let shelf = Shelf::new(Arc::new(keeper), 0..DiskPlace::SLOTS);
+        let memory = Lasting::heap(DiskPlace::DESCRIPTION_LEN);
+        let witness = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
+        let place = || DiskPlace::new(1, (shelf.clone(), &memory), witness.clone(), None).unwrap();
+        let described = v1::FileDisk { path: path.to_string_lossy().into(), ..Default::default() };
+        let kind = Some(v1::disk::Kind::File(described));
+        let disk = Some(v1::Disk { block_size: 0, kind });
+        let request = v1::CreateDiskRequest { name: "data".into(), disk };
+        let mut first = place();
+        first.describe(&request).unwrap();
+        let made = NamedDisk::make(&request, Some(first)).unwrap();
+        let smaller = v1::ResizeDiskRequest { name: "data".into(), size_bytes: MIB, shrink: true };
+        made.resize(&smaller).unwrap();
+        // The process ends here.
+        drop(made);
+        assert_eq!(file.metadata().unwrap().len(), 2 * MIB);
+        let successor = || {
+            loop {
+                let mut place = place();
+                let request = place.load().unwrap();
+                match NamedDisk::make(&request, Some(place)) {
+                    Ok(disk) => break disk.bytes(),
+                    // The kernel has not closed the last ring yet.
+                    Err(Error::Open(OpenError::InUse(_))) => std::thread::yield_now(),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        };
+        assert_eq!((successor(), file.metadata().unwrap().len()), (MIB, MIB));
+        // Somebody else makes the file longer: that is not cut, whether it was cut before or not.
+        file.set_len(3 * MIB).unwrap();
+        assert_eq!((successor(), file.metadata().unwrap().len()), (3 * MIB, 3 * MIB));
+        let resized = Some(Resized { to: MIB, from: 2 * MIB });
+        place().store(&request, resized).unwrap();
+        assert_eq!((successor(), file.metadata().unwrap().len()), (3 * MIB, 3 * MIB));
     }
 
     #[test]

@@ -33,6 +33,7 @@ pub struct DiskPlace {
     /// The content that a predecessor left.
     content: Option<OwnedFd>,
     device: Option<v1::DeviceIdentity>,
+    resized: Option<Resized>,
     witness: Arc<OwnedFd>,
 }
 
@@ -42,6 +43,21 @@ pub struct DiskPlace {
 struct DescriptionExtras {
     #[prost(message, optional, tag = "100")]
     device: Option<v1::DeviceIdentity>,
+    #[prost(message, optional, tag = "101")]
+    resized: Option<Resized>,
+}
+
+/// The size of a disk whose file or device may have more bytes: it was resized, and the file is not
+/// cut yet, or never is.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct Resized {
+    /// The disk's size in bytes.
+    #[prost(uint64, tag = "1")]
+    pub to: u64,
+    /// The size in bytes that the disk had before. A file that has another size when a successor
+    /// opens it was changed by somebody else, and is not cut.
+    #[prost(uint64, tag = "2")]
+    pub from: u64,
 }
 
 impl DiskPlace {
@@ -60,15 +76,15 @@ impl DiskPlace {
         witness: Arc<OwnedFd>,
         content: Option<OwnedFd>,
     ) -> Option<Self> {
-        let (stored, device) = (Snapshots::new(memory)?, None);
-        Some(Self { number, shelf, stored, content, device, witness })
+        let (stored, device, resized) = (Snapshots::new(memory)?, None, None);
+        Some(Self { number, shelf, stored, content, device, resized, witness })
     }
 
     /// Returns the description that a predecessor stored, or `None` if there is no valid one.
     pub fn load(&mut self) -> Option<v1::CreateDiskRequest> {
         let stored = self.stored.load()?;
-        let (request, device) = decode(&stored)?;
-        self.device = device;
+        let (request, extras) = decode(&stored)?;
+        (self.device, self.resized) = (extras.device, extras.resized);
         Some(request)
     }
 
@@ -78,12 +94,18 @@ impl DiskPlace {
     /// [`Error::Invalid`] if the description is too long.
     pub fn describe(&mut self, request: &v1::CreateDiskRequest) -> Result<(), Error> {
         self.device = request.disk.as_ref().and_then(device::of);
-        self.store(request)
+        self.store(request, None)
     }
 
-    /// Stores `request` as the disk's description.
-    pub(crate) fn store(&self, request: &v1::CreateDiskRequest) -> Result<(), Error> {
-        match self.stored.store(&encode(request, self.device)) {
+    /// Stores `request` as the disk's description. `resized` is `None` if the disk has the size of
+    /// its file.
+    pub(crate) fn store(
+        &self,
+        request: &v1::CreateDiskRequest,
+        resized: Option<Resized>,
+    ) -> Result<(), Error> {
+        let extras = DescriptionExtras { device: self.device, resized };
+        match self.stored.store(&encode(request, &extras)) {
             true => Ok(()),
             false => Err(Error::Invalid("the disk's description is too long to be kept".into())),
         }
@@ -92,6 +114,12 @@ impl DiskPlace {
     /// Returns the place's number.
     pub fn number(&self) -> u32 {
         self.number
+    }
+
+    /// Returns the size to which a predecessor resized the disk, or `None` if the disk has the size
+    /// of its file.
+    pub(crate) fn resized(&self) -> Option<Resized> {
+        self.resized
     }
 
     /// Returns the resources for opening the disk.
@@ -107,15 +135,15 @@ impl DiskPlace {
     }
 }
 
-fn encode(request: &v1::CreateDiskRequest, device: Option<v1::DeviceIdentity>) -> Vec<u8> {
+fn encode(request: &v1::CreateDiskRequest, extras: &DescriptionExtras) -> Vec<u8> {
     let mut bytes = request.encode_to_vec();
-    bytes.extend(DescriptionExtras { device }.encode_to_vec());
+    bytes.extend(extras.encode_to_vec());
     bytes
 }
 
-fn decode(bytes: &[u8]) -> Option<(v1::CreateDiskRequest, Option<v1::DeviceIdentity>)> {
+fn decode(bytes: &[u8]) -> Option<(v1::CreateDiskRequest, DescriptionExtras)> {
     let request = v1::CreateDiskRequest::decode(bytes).ok()?;
-    Some((request, DescriptionExtras::decode(bytes).ok()?.device))
+    Some((request, DescriptionExtras::decode(bytes).ok()?))
 }
 
 #[cfg(test)]
@@ -128,9 +156,12 @@ mod tests {
         let disk = Some(v1::Disk { block_size: 512, kind: Some(v1::disk::Kind::File(file)) });
         let request = v1::CreateDiskRequest { name: "data".into(), disk };
         let device = Some(v1::DeviceIdentity { number: 0x810, sequence: 7 });
-        assert_eq!(decode(&encode(&request, device)), Some((request.clone(), device)));
-        assert_eq!(decode(&request.encode_to_vec()), Some((request.clone(), None)));
-        let earlier = v1::CreateDiskRequest::decode(encode(&request, device).as_slice());
+        let resized = Some(Resized { to: 1 << 20, from: 2 << 20 });
+        let extras = DescriptionExtras { device, resized };
+        let none = DescriptionExtras::default();
+        assert_eq!(decode(&encode(&request, &extras)), Some((request.clone(), extras.clone())));
+        assert_eq!(decode(&request.encode_to_vec()), Some((request.clone(), none)));
+        let earlier = v1::CreateDiskRequest::decode(encode(&request, &extras).as_slice());
         assert_eq!(earlier.unwrap(), request);
     }
 }

@@ -1,6 +1,7 @@
 //! Errors of the fabric.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use slipway_switch::{AttachError, BadConfig};
 
@@ -29,6 +30,18 @@ pub enum Error {
         name: String,
         /// The cause.
         source: std::io::Error,
+    },
+    /// A TAP interface was not open in time.
+    #[error(
+        "the TAP interface {name} was not open within {} s: programs in its network namespace may \
+         slow it down",
+        patience.as_secs()
+    )]
+    SlowTap {
+        /// The name of the interface.
+        name: String,
+        /// The time for which it was waited for.
+        patience: Duration,
     },
     /// A TAP interface could not be set up; the text names the setting.
     #[error(transparent)]
@@ -102,6 +115,7 @@ impl From<Error> for tonic::Status {
             | Error::UnknownTap(_)
             | Error::UnknownSwitch(_) => Self::not_found(message),
             Error::Tap { .. }
+            | Error::SlowTap { .. }
             | Error::TapSettings(_)
             | Error::Socket { .. }
             | Error::Namespace(_)

@@ -12,10 +12,10 @@
 //! The TAP interfaces of the host's own namespace have no such thread (`fabric`): the filters there
 //! are the host administrator's, and every process of the host that sends packets runs them too.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -38,13 +38,15 @@ const BUSY: Duration = Duration::from_secs(1);
 /// The longest time that a caller who detaches a port waits until its interface is removed. The
 /// kernel takes milliseconds, and longer only for a container whose filters keep the port's thread.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// The longest time that a caller who attaches a port waits until its interface is open. The kernel
+/// takes milliseconds, and longer only for a container that slows it down.
+const SLOW: Duration = Duration::from_secs(20);
 /// Stack of a port's thread, bytes.
 const STACK: usize = 256 << 10;
 
 /// The ports at TAP interfaces in namespaces.
 pub struct Taps {
-    /// The ports by name.
-    table: Mutex<BTreeMap<String, Tap>>,
+    table: Mutex<Table>,
     /// The end of the time in which interfaces of the last process are waited for. One time for all
     /// of them: each container can have its interface open.
     patience: Instant,
@@ -53,6 +55,27 @@ pub struct Taps {
 impl Default for Taps {
     fn default() -> Self {
         Self { table: Mutex::default(), patience: Instant::now() + BUSY }
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    /// The ports by name.
+    ports: BTreeMap<String, Tap>,
+    /// The names of ports whose interfaces are being opened.
+    opening: BTreeSet<String>,
+}
+
+/// The name of a port whose interface is being opened. No other port has the name until this is
+/// dropped.
+struct Reserved<'a> {
+    taps: &'a Taps,
+    name: &'a str,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.taps.lock().opening.remove(self.name);
     }
 }
 
@@ -90,14 +113,26 @@ fn wait(closed: &Receiver<()>) {
 }
 
 impl Taps {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Tap>> {
-        // The map is changed in single calls: a panic leaves it consistent.
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        // Each of the two is changed in single calls: a panic leaves them consistent.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets the ports of a switch that ends. Their interfaces stay.
     pub fn forget_of(&self, switch: &str) {
-        self.lock().retain(|_, tap| tap.switch != switch);
+        self.lock().ports.retain(|_, tap| tap.switch != switch);
+    }
+
+    /// Reserves a name for a port whose interface is to be opened.
+    ///
+    /// # Errors
+    /// [`Error::ExistingTap`].
+    fn reserve<'a>(&'a self, name: &'a str) -> Result<Reserved<'a>, Error> {
+        let mut table = self.lock();
+        if table.ports.contains_key(name) || !table.opening.insert(name.to_owned()) {
+            return Err(Error::ExistingTap(name.to_owned()));
+        }
+        Ok(Reserved { taps: self, name })
     }
 
     /// Attaches a TAP interface in a network namespace to the switch behind `handle`, and makes its
@@ -111,14 +146,17 @@ impl Taps {
         check_name(name)?;
         let mac = mac(request)?;
         let config = config(request, mac)?;
-        if self.lock().contains_key(name) {
-            return Err(Error::ExistingTap(name.clone()));
-        }
+        let _reserved = self.reserve(name)?;
         let opening = Opening::new(request, mac, self.patience)?;
         if request.placeholder {
-            return opening.namespace.run(|| opening.open().and_then(|(_, one)| one.has_ipv6))?;
+            let (Opened { hold, has_ipv6 }, closed) = start(opening, None)?;
+            drop(hold);
+            wait(&closed);
+            return has_ipv6;
         }
-        let (port, interface, has_ipv6) = start(opening)?;
+        let (port, thread) = ThreadedPort::new(TapPort::ABILITIES).map_err(out_of)?;
+        let (Opened { hold, has_ipv6 }, closed) = start(opening, Some(thread))?;
+        let interface = Interface { hold, closed };
         let attached = handle.call(move |owner| owner.attach(Box::new(port), config));
         let attached = attached.map_err(|_| Error::Resources("the switch has ended".to_owned()));
         let port = match attached.and_then(|port| Ok(port?)) {
@@ -135,7 +173,7 @@ impl Taps {
             }
         };
         let tap = Tap { switch: request.switch.clone(), handle, port, interface };
-        self.lock().insert(name.clone(), tap);
+        self.lock().ports.insert(name.clone(), tap);
         has_ipv6
     }
 
@@ -145,7 +183,7 @@ impl Taps {
     /// # Errors
     /// [`Error::UnknownTap`], [`Error::Tap`].
     pub fn detach(&self, name: &str) -> Result<(), Error> {
-        let removed = self.lock().remove(name);
+        let removed = self.lock().ports.remove(name);
         let Tap { handle, port, interface, .. } =
             removed.ok_or_else(|| Error::UnknownTap(name.to_owned()))?;
         let closed = interface.give_up();
@@ -220,37 +258,66 @@ fn failed(request: &v1::AttachTapRequest, source: std::io::Error) -> Error {
     Error::Tap { name: request.interface.clone(), source }
 }
 
-/// Starts the thread of an interface and waits until the thread has opened it. Returns the port,
-/// the interface and [`Opened::has_ipv6`].
-fn start(opening: Opening) -> Result<(ThreadedPort, Interface, Result<bool, Error>), Error> {
-    let out_of = |error: std::io::Error| Error::Resources(error.to_string());
-    let (port, thread) = ThreadedPort::new(TapPort::ABILITIES).map_err(out_of)?;
+fn out_of(error: std::io::Error) -> Error {
+    Error::Resources(error.to_string())
+}
+
+/// Starts the thread of an interface, whose side of the port is `port` if there is one, and waits
+/// until the thread has opened the interface. Returns what it has opened, and the receiver that is
+/// disconnected when the thread has closed the interface.
+///
+/// # Errors
+/// [`Error`]. The port's thread ends, and no interface is left that it made.
+fn start(opening: Opening, port: Option<PortThread>) -> Result<(Opened, Receiver<()>), Error> {
+    let interface = opening.request.interface.clone();
     let (tell, opened) = channel();
     let (closing, closed) = channel();
     let builder = std::thread::Builder::new().name("tap".to_owned()).stack_size(STACK);
-    builder.spawn(move || serve(opening, thread, &tell, closing)).map_err(out_of)?;
-    let ended = |_| Error::Resources("the thread of a TAP interface has ended".to_owned());
-    let Opened { hold, has_ipv6 } = opened.recv().map_err(ended)??;
-    Ok((port, Interface { hold, closed }, has_ipv6))
+    builder.spawn(move || serve(opening, port, &tell, closing)).map_err(out_of)?;
+    Ok((in_time(&opened, interface, SLOW)?, closed))
+}
+
+/// Waits until a thread tells that it has opened an interface, for `patience` at most.
+fn in_time<T>(
+    opened: &Receiver<Result<T, Error>>,
+    interface: String,
+    patience: Duration,
+) -> Result<T, Error> {
+    match opened.recv_timeout(patience) {
+        Ok(opened) => opened,
+        Err(RecvTimeoutError::Timeout) => Err(Error::SlowTap { name: interface, patience }),
+        Err(RecvTimeoutError::Disconnected) => {
+            Err(Error::Resources("the thread of a TAP interface has ended".to_owned()))
+        }
+    }
 }
 
 /// The thread of an interface: opens it, tells whether that succeeded, and serves it until its port
-/// is dropped or the container has removed it.
+/// is dropped or the container has removed it. Without a port, it closes the interface at once. If
+/// nobody waits for the interface any more, one that was made here is removed.
 fn serve(
     opening: Opening,
-    thread: PortThread,
+    port: Option<PortThread>,
     tell: &Sender<Result<Opened, Error>>,
     closing: Sender<()>,
 ) {
     let opened = opening.namespace.enter().map_err(Error::from).and_then(|()| opening.open());
+    let is_new = opening.request.create;
     // The namespace lives as long as its interface.
     drop(opening);
     let (tap, told) = match opened {
         Ok((tap, opened)) => (Some(tap), tell.send(Ok(opened))),
         Err(error) => (None, tell.send(Err(error))),
     };
-    if let (Some(tap), Ok(())) = (tap, told) {
-        thread.serve(Box::new(tap));
+    match (tap, port, told) {
+        (Some(tap), Some(port), Ok(())) => port.serve(Box::new(tap)),
+        (tap, _, Err(SendError(Ok(Opened { hold, .. })))) if is_new => {
+            if let Err(error) = hold.set_persistent(false) {
+                tracing::warn!(%error, "a TAP interface that took too long is left");
+            }
+            drop((tap, hold));
+        }
+        (tap, ..) => drop(tap),
     }
     drop(closing);
 }
@@ -296,4 +363,32 @@ fn config(request: &v1::AttachTapRequest, mac: Mac) -> Result<PortConfig, Error>
         receive_rate: rate(request.receive_rate, request.receive_burst),
         ..PortConfig::default()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_ports_while_its_interface_is_opened() {
+        let taps = Taps::default();
+        let first = taps.reserve("one").unwrap();
+        assert!(matches!(taps.reserve("one"), Err(Error::ExistingTap(name)) if name == "one"));
+        drop(taps.reserve("two").unwrap());
+        drop(first);
+        drop(taps.reserve("one").unwrap());
+    }
+
+    #[test]
+    fn an_interface_that_is_not_open_in_time_is_an_error_that_says_so() {
+        let (tell, opened) = channel::<Result<(), Error>>();
+        let slow = in_time(&opened, "eth0".to_owned(), Duration::ZERO).unwrap_err();
+        let text = slow.to_string();
+        assert!(text.starts_with("the TAP interface eth0 was not open within 0 s: "), "{text}");
+        tell.send(Ok(())).unwrap();
+        in_time(&opened, "eth0".to_owned(), SLOW).unwrap();
+        drop(tell);
+        let ended = in_time(&opened, "eth0".to_owned(), SLOW);
+        assert!(matches!(ended, Err(Error::Resources(_))), "{ended:?}");
+    }
 }

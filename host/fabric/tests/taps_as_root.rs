@@ -229,6 +229,26 @@ fn an_interface_has_its_settings_or_is_not_left_as_root() {
     assert!(fabric.list_switches()[0].ports.is_empty());
 }
 
+#[test]
+fn of_two_interfaces_for_one_port_at_once_one_is_refused_as_root() {
+    let test = "of_two_interfaces_for_one_port_at_once_one_is_refused_as_root";
+    let Some((made, _reactor, fabric)) = rig(test, 1..=1) else { return };
+    let one = &made[0];
+    let attach = |interface: &str| {
+        let interface = interface.to_owned();
+        fabric.attach_tap_in_namespace(&v1::AttachTapRequest { interface, ..one.request() })
+    };
+    let outcomes = std::thread::scope(|scope| {
+        let other = scope.spawn(|| attach("eth1"));
+        [attach("eth0"), other.join().unwrap()]
+    });
+    let refused = |one: &Result<_, Error>| matches!(one, Err(Error::ExistingTap(_)));
+    assert_eq!(outcomes.iter().filter(|one| one.is_ok()).count(), 1, "{outcomes:?}");
+    assert_eq!(outcomes.iter().filter(|one| refused(one)).count(), 1, "{outcomes:?}");
+    fabric.detach_tap_in_namespace("c1").unwrap();
+    assert!(fabric.list_switches()[0].ports.is_empty());
+}
+
 /// Each frame goes to the slow namespace first, and the test sends the next one when the neighbour
 /// has got it. A switch that waits for the slow namespace has given it all frames by the end.
 #[test]

@@ -158,13 +158,21 @@ impl Links {
                 dropped.push((*key, engine.name.clone()));
             }
         }
+        let mut unserved = Vec::new();
         for (key, connection) in &self.connections {
             if let Some(way) = connection.engine.filter(|_| connection.is_up()) {
-                self.shares.join(*key, &connection.tenant, way);
+                if let Err(error) = self.shares.join(*key, &connection.tenant, way) {
+                    let tenant = connection.tenant.clone();
+                    unserved.push((*key, Broken::NoShare { tenant, error }));
+                    continue;
+                }
                 // The former queue is lost: queue both directions again.
                 self.shares.want(*key, Direction::In);
                 self.shares.want(*key, Direction::Out);
             }
+        }
+        for (key, broken) in unserved {
+            self.end(key, &broken, now);
         }
         for (key, name) in dropped {
             self.logs.warn(now, &name, &Broken::Dropped);

@@ -16,7 +16,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use slipway_warp::Class;
 use slipway_warp::share::{
-    self, ChainId, ExecutorId, LimitedBy, ResourceId, Scheduler, TenantId, TenantOptions, Ticket,
+    self, ChainId, ExecutorId, LimitedBy, ResourceId, Scheduler, ShareError, TenantId,
+    TenantOptions, Ticket,
 };
 
 use crate::settings::Settings;
@@ -154,13 +155,23 @@ impl Shares {
     }
 
     /// Adds a connection to engine `way` that is up.
-    pub(crate) fn join(&mut self, connection: u32, tenant: &str, way: usize) {
-        let Some(transport) = self.ways.get(way).map(|way| way.transport) else { return };
-        let Some(id) = self.tenant(tenant) else { return };
+    ///
+    /// # Errors
+    /// [`ShareError`], for options or a way that cannot be. The connection would never be served:
+    /// the caller ends it.
+    pub(crate) fn join(
+        &mut self,
+        connection: u32,
+        tenant: &str,
+        way: usize,
+    ) -> Result<(), ShareError> {
+        let transport = self.ways.get(way).map(|way| way.transport).ok_or(ShareError::Stages)?;
+        let id = self.tenant(tenant)?;
         let [open, seal] = self.executors;
-        let chains =
-            [open, seal, transport].map(|executor| self.scheduler.open_free(id, &[executor]));
-        let [Ok(incoming), Ok(outgoing), Ok(way_chain)] = chains else { return };
+        // These do not fail: the tenant and the executors exist.
+        let incoming = self.scheduler.open_free(id, &[open])?;
+        let outgoing = self.scheduler.open_free(id, &[seal])?;
+        let way_chain = self.scheduler.open_free(id, &[transport])?;
         let queues =
             [incoming, outgoing].map(|chain| CoreQueue { chain, has_job: false, estimate: 4096 });
         let member = Member { tenant: id, way, queues, way_chain, way_ticket: None };
@@ -168,18 +179,21 @@ impl Shares {
         if let Some(tenant) = self.tenants.get_mut(tenant) {
             tenant.connections += 1;
         }
+        Ok(())
     }
 
-    /// Returns the scheduler's tenant `name`, which is added if it has no connection yet. Returns
-    /// `None` if there is no room for it.
-    fn tenant(&mut self, name: &str) -> Option<TenantId> {
+    /// Returns the scheduler's tenant `name`, which is added if it has no connection yet.
+    ///
+    /// # Errors
+    /// [`ShareError::Weight`].
+    fn tenant(&mut self, name: &str) -> Result<TenantId, ShareError> {
         if let Some(there) = self.tenants.get(name) {
-            return Some(there.id);
+            return Ok(there.id);
         }
         let options = self.options.get(name).copied().unwrap_or_default();
-        let id = self.scheduler.add_tenant(options).ok()?;
+        let id = self.scheduler.add_tenant(options)?;
         self.tenants.insert(name.into(), Tenant { id, connections: 0 });
-        Some(id)
+        Ok(id)
     }
 
     /// Removes a connection, and its tenant with the tenant's last connection.
@@ -417,4 +431,30 @@ pub struct TenantShare {
     /// The reason why the tenant does not get more: a resource, `cap`, or `demand` (it has nothing
     /// more to send).
     pub limited_by: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_without_a_share_is_an_error() {
+        let text = r#"
+            name = "left"
+            listen = "0.0.0.0:4790"
+            certificate = "/etc/slipway/left.pem"
+            key = "/etc/slipway/left.key"
+            authority = "/etc/slipway/ca.pem"
+            [[engine]]
+            name = "right"
+            at = "192.0.2.2:4790"
+        "#;
+        let mut shares = Shares::new(&toml::from_str(text).unwrap());
+        shares.set_weight("heavy", f64::INFINITY);
+        assert_eq!(shares.join(1, "heavy", 0), Err(ShareError::Weight));
+        assert_eq!(shares.join(1, "light", 1), Err(ShareError::Stages));
+        assert_eq!(shares.join(1, "light", 0), Ok(()));
+        shares.part(1, Duration::ZERO);
+        assert!(shares.members.is_empty() && shares.tenants.is_empty());
+    }
 }

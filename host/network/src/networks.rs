@@ -10,8 +10,10 @@
 //! - `reconciliation`: what the next daemon does with what an earlier one left;
 //! - `attachments`, with `attachment_request` and `functions`: interfaces of containers;
 //!   `namespaces`: interfaces that somebody else made; `ports`: memory ports;
-//! - `description`: networks and leases as replies; `turns`: locks by name.
+//! - `description`: networks and leases as replies; `turns`: locks by name; `at_once`: operations
+//!   of which a number goes on at once.
 
+mod at_once;
 mod attachment_request;
 mod attachments;
 mod creation;

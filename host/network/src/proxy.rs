@@ -7,15 +7,17 @@
 //! the sandbox. (The alternative, routing 127.0.0.1, would open every service that trusts that
 //! address.)
 
+mod tcp;
 mod udp;
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::sync::Arc;
 
 use rustix::io::Errno;
-use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::net::{TcpListener, UdpSocket};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::publish::{Protocol, Published};
@@ -25,8 +27,8 @@ use crate::{Error, Result};
 
 /// The most connections, or pairs of UDP peers, at one time through one port; see [`Shares`].
 const FLOWS: usize = 1024;
-/// The longest time for a sandbox to accept a connection.
-const CONNECT: Duration = Duration::from_secs(10);
+/// The most connections at one time through all ports. Each has two descriptors of the daemon.
+const CONNECTIONS: usize = 16_384;
 /// Attempts to find a port that is free for both IPv4 and IPv6.
 const TRIES: u32 = 16;
 
@@ -106,22 +108,33 @@ fn lacks_ipv6(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL))
 }
 
+/// The means by which all published ports of a node are served.
+pub struct Relay {
+    /// The runtime on which they are served.
+    on: tokio::runtime::Handle,
+    /// The connections that there may be.
+    connections: Arc<Semaphore>,
+}
+
+impl Relay {
+    /// Returns the means to serve ports on the runtime `on`.
+    pub fn new(on: tokio::runtime::Handle) -> Self {
+        Self { on, connections: Arc::new(Semaphore::new(CONNECTIONS)) }
+    }
+}
+
 /// The tasks that serve published ports. Dropping it ends them.
 pub struct Proxy {
     _tasks: JoinSet<()>,
 }
 
 impl Claimed {
-    /// Serves the ports for a sandbox with these addresses, on the runtime `on`.
+    /// Serves the ports for a sandbox with these addresses.
     ///
     /// # Errors
     /// [`Error::Host`]: no descriptors are left.
-    pub fn serve(
-        self,
-        ipv4: Ipv4Addr,
-        ipv6: Ipv6Addr,
-        on: &tokio::runtime::Handle,
-    ) -> Result<Proxy> {
+    pub fn serve(self, ipv4: Ipv4Addr, ipv6: Ipv6Addr, relay: &Relay) -> Result<Proxy> {
+        let Relay { on, connections } = relay;
         let _entered = on.enter();
         let mut tasks = JoinSet::new();
         for (one, socket) in self.sockets {
@@ -140,7 +153,8 @@ impl Claimed {
             match one.protocol {
                 Protocol::Tcp => {
                     let listener = TcpListener::from_std(socket.into()).map_err(failed())?;
-                    tasks.spawn_on(connections(listener, to), on);
+                    let room = (Shares::new(FLOWS), connections.clone());
+                    tasks.spawn_on(tcp::serve(listener, to, room), on);
                 }
                 Protocol::Udp => {
                     let socket = UdpSocket::from_std(socket.into()).map_err(failed())?;
@@ -152,32 +166,10 @@ impl Claimed {
     }
 }
 
-async fn connections(listener: TcpListener, to: SocketAddr) {
-    let room = Shares::new(FLOWS);
-    let mut flows = JoinSet::new();
-    loop {
-        while flows.try_join_next().is_some() {}
-        let Ok((mut near, client)) = listener.accept().await else {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            continue;
-        };
-        // A client with too many connections is closed: in a queue it would block the others.
-        let Some(share) = room.take(client.ip()) else { continue };
-        flows.spawn(async move {
-            let far = tokio::time::timeout(CONNECT, TcpStream::connect(to)).await;
-            if let Ok(Ok(mut far)) = far {
-                let _ = (near.set_nodelay(true), far.set_nodelay(true));
-                // If either end breaks off, the other sees the end of its stream.
-                let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
-            }
-            drop(share);
-        });
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
 
     use super::*;
 
@@ -192,7 +184,7 @@ mod tests {
         let claimed = claim(&on_loopback(&format!("127.0.0.1::{port}"))).unwrap();
         let outside = claimed.published[0].host;
         assert_ne!(outside, 0);
-        let here = tokio::runtime::Handle::current();
+        let here = Relay::new(tokio::runtime::Handle::current());
         let proxy =
             claimed.serve("127.0.0.2".parse().unwrap(), Ipv6Addr::LOCALHOST, &here).unwrap();
         let mut client = TcpStream::connect(("127.0.0.1", outside)).await.unwrap();
@@ -223,7 +215,7 @@ mod tests {
         let port = inside.local_addr().unwrap().port();
         let claimed = claim(&on_loopback(&format!("127.0.0.1::{port}/udp"))).unwrap();
         let outside = claimed.published[0].host;
-        let here = tokio::runtime::Handle::current();
+        let here = Relay::new(tokio::runtime::Handle::current());
         let _proxy =
             claimed.serve("127.0.0.2".parse().unwrap(), Ipv6Addr::LOCALHOST, &here).unwrap();
         let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();

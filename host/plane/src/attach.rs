@@ -1,5 +1,9 @@
 //! Attaches, detaches and resizes disks of running endpoints.
-//! The map of endpoints is locked for lookups only.
+//!
+//! The map of endpoints is locked while a record is changed and the controller is asked for the
+//! same change, so that a controller makes changes in the order in which the records were changed.
+//! It is not locked while a disk is opened or the controller is waited for. Endpoints and
+//! namespaces may be replaced meanwhile, so they are known by their records' identities afterwards.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +11,8 @@ use slipway_disks::{DiskPlace, NamedDisk};
 use slipway_nvme::ChangeError;
 use slipway_plane_api::v1;
 
-use crate::door::{Door, PendingChange, rates};
+use crate::door::{Attaching, Door, PendingChange, rates};
+use crate::id::RecordId;
 use crate::plane::Plane;
 use crate::{Error, namespace};
 
@@ -21,34 +26,34 @@ impl Plane {
     /// [`Error`]; nothing is left then, and an endpoint that did not answer in time does not attach
     /// the namespace later.
     pub fn attach(&self, request: &v1::AttachDiskRequest) -> Result<v1::NamespaceStatus, Error> {
+        self.begin_attach(request)?.end(self, Instant::now() + PATIENCE)
+    }
+
+    /// Opens a disk and asks the controller of an endpoint to attach it.
+    fn begin_attach(&self, request: &v1::AttachDiskRequest) -> Result<BegunAttach, Error> {
         let id = &request.endpoint_id;
         // No disk changes its size between being opened and being listed among those that are told
-        // of new sizes.
-        let sizes = self.disks().sizes_stay();
+        // of new sizes. The controller hears of later sizes once it was asked. It is not waited for
+        // with this lock: its client may have stopped it, and must not hold up others.
+        let _sizes = self.disks().sizes_stay();
         let wanted = v1::Namespace {
             nsid: request.nsid,
             disk: request.disk.clone(),
             identity: String::new(),
         };
         // Before the disk is opened: an unknown endpoint is the likelier error.
-        let (overlays, lasts, lanes) = self.with_endpoint(id, |served| {
+        let (endpoint, overlays, lasts, lanes) = self.with_endpoint(id, |served| {
             let lanes = served.reactors().len().saturating_sub(1);
-            Ok::<_, Error>((served.overlays()?, served.lasts(), lanes))
+            Ok::<_, Error>((served.record(), served.overlays()?, served.lasts(), lanes))
         })??;
         let opened = namespace::open(&wanted, (self.disks(), &overlays), lasts, lanes)?;
-        let (door, status, namespace) = self.with_endpoint(id, |served| {
-            let (status, namespace) = served.reserve(&wanted, opened)?;
-            Ok::<_, Error>((served.door()?, status, namespace))
-        })??;
-        let attaching = door.attach(namespace);
-        // The controller hears of later sizes after this. Its client may have stopped it, and must
-        // not hold up others.
-        drop(sizes);
-        let attached = attaching.wait(id, Instant::now() + PATIENCE);
-        if attached.is_err() {
-            let _ = self.with_endpoint(id, |served| served.take(|one| one.nsid == status.nsid));
-        }
-        attached.map(|()| status)
+        self.with_endpoint(id, |served| {
+            served.is_still(endpoint)?;
+            let door = served.door()?;
+            let (status, record, namespace) = served.reserve(&wanted, opened)?;
+            let attaching = door.attach(namespace);
+            Ok::<_, Error>(BegunAttach { endpoint_id: id.clone(), status, record, attaching })
+        })?
     }
 
     /// Removes namespaces from an endpoint; blocks until their disks are released.
@@ -60,21 +65,22 @@ impl Plane {
     pub fn detach(&self, request: &v1::DetachDiskRequest) -> Result<(), Error> {
         use v1::detach_disk_request::Namespace;
         let id = &request.endpoint_id;
-        let (door, chosen) = self.with_endpoint(id, |served| {
+        let (asked, chosen) = self.with_endpoint(id, |served| {
+            let door = served.door()?;
             let chosen = match &request.namespace {
-                Some(Namespace::Nsid(nsid)) => served.take(|one| one.nsid == *nsid),
+                Some(Namespace::Nsid(nsid)) => served.take(|one| one.status.nsid == *nsid),
                 Some(Namespace::Disk(name)) if !name.is_empty() => {
-                    served.take(|one| one.disk == *name)
+                    served.take(|one| one.status.disk == *name)
                 }
                 _ => Ok(Vec::new()),
-            };
-            Ok::<_, Error>((served.door()?, chosen?))
+            }?;
+            let asked: Vec<_> = chosen.iter().map(|one| door.detach(one.status.nsid)).collect();
+            Ok::<_, Error>((asked, chosen))
         })??;
         if chosen.is_empty() {
             return Err(Error::UnknownNamespace(id.clone()));
         }
         let until = Instant::now() + PATIENCE;
-        let asked: Vec<_> = chosen.iter().map(|one| door.detach(one.status.nsid)).collect();
         // The overlays' memory goes with their disks.
         drop(chosen);
         let outcomes: Vec<_> = asked.into_iter().map(|asked| asked.wait(id, until)).collect();
@@ -90,11 +96,12 @@ impl Plane {
         let id = &request.endpoint_id;
         let limits = request.limits.unwrap_or_default();
         let rates = rates(&limits);
-        let door = self.with_endpoint(id, |served| {
+        let asked = self.with_endpoint(id, |served| {
+            let door = served.door()?;
             served.set_limits(limits)?;
-            served.door()
+            Ok::<_, Error>(door.limit(rates))
         })??;
-        door.limit(rates).wait(id, Instant::now() + PATIENCE)
+        asked.wait(id, Instant::now() + PATIENCE)
     }
 
     /// Makes a named disk; blocks while a file is opened.
@@ -188,6 +195,27 @@ impl Plane {
     }
 }
 
+/// A namespace that is listed, and that its controller was asked to attach.
+struct BegunAttach {
+    endpoint_id: String,
+    status: v1::NamespaceStatus,
+    record: RecordId,
+    attaching: Attaching,
+}
+
+impl BegunAttach {
+    /// Waits for the controller until `until`. After an error the namespace is not listed any more.
+    fn end(self, plane: &Plane, until: Instant) -> Result<v1::NamespaceStatus, Error> {
+        let Self { endpoint_id: id, status, record, attaching } = self;
+        let attached = attaching.wait(&id, until);
+        if attached.is_err() {
+            // The number may be another namespace's by now.
+            let _ = plane.with_endpoint(&id, |served| served.take(|one| one.record == record));
+        }
+        attached.map(|()| status)
+    }
+}
+
 /// Waits until `until` for the users of a disk to adopt its size.
 ///
 /// # Errors
@@ -198,4 +226,40 @@ fn adopted(asked: Vec<(String, PendingChange)>, until: Instant) -> Result<(), Er
         |error: &Error| matches!(error, Error::Unknown(_) | Error::Change(ChangeError::Unknown(_)));
     // An endpoint or namespace that was removed meanwhile needs no size.
     outcomes.into_iter().filter(|one| !one.as_ref().is_err_and(gone)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use slipway_plane_api::v1::detach_disk_request::Namespace;
+
+    use super::*;
+
+    #[test]
+    fn an_attach_that_fails_leaves_a_later_namespace_of_its_number_listed() {
+        let folder = tempfile::tempdir().unwrap();
+        let plane = Plane::new(crate::Settings::default()).unwrap();
+        let socket_path = folder.path().join("cntrl").to_string_lossy().into_owned();
+        let nvme = Some(v1::NvmeController::default());
+        let id = || "one".to_owned();
+        let request =
+            v1::CreateEndpointRequest { id: id(), socket_path, nvme, ..Default::default() };
+        plane.create(&request).unwrap();
+        // The controller refuses the number.
+        let nsid = 5000;
+        let ram = v1::disk::Kind::Ram(v1::RamDisk { size_bytes: 1 << 20 });
+        let disk = Some(v1::Disk { block_size: 0, kind: Some(ram) });
+        let attach = v1::AttachDiskRequest { endpoint_id: id(), disk, nsid };
+        let listed = || plane.get("one").unwrap().namespaces.len();
+        let until = Instant::now() + PATIENCE;
+        let first = plane.begin_attach(&attach).unwrap();
+        let namespace = Some(Namespace::Nsid(nsid));
+        let gone = plane.detach(&v1::DetachDiskRequest { endpoint_id: id(), namespace });
+        assert!(matches!(gone, Err(Error::Change(ChangeError::Unknown(_)))), "{gone:?}");
+        let second = plane.begin_attach(&attach).unwrap();
+        let refused = first.end(&plane, until);
+        assert!(matches!(refused, Err(Error::Change(ChangeError::NamespaceId(_)))), "{refused:?}");
+        assert_eq!(listed(), 1);
+        second.end(&plane, until).unwrap_err();
+        assert_eq!(listed(), 0);
+    }
 }

@@ -16,14 +16,14 @@
 
 mod hardware;
 mod inspect;
+mod namespaces;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use slipway_block::Budget;
-use slipway_disks::{Content, Disks, Lasts, Opened, Source, overlays, watch_all};
+use slipway_disks::{Disks, Lasts, overlays};
 use slipway_fabric::SwitchHandle;
-use slipway_nvme::{ChangeError, Namespace};
 use slipway_plane_api::{v1, vf_v1};
 use slipway_ram::LateFiles;
 use slipway_reactor::Handle;
@@ -34,9 +34,9 @@ use slipway_vfio_user::{
 
 use crate::controller::{self, NewController, Nvme};
 use crate::door::Door;
-use crate::id::{check_id, identity};
+use crate::id::{RecordId, check_id};
 use crate::keep::{KeptPlace, endpoint_parts};
-use crate::namespace::{self, Listed};
+use crate::namespace::Listed;
 use crate::network::{self, Attached};
 use crate::{Error, snoop};
 
@@ -75,6 +75,7 @@ pub struct Resources<'a> {
 /// The control thread's record of an endpoint that a reactor serves.
 pub struct Served {
     id: String,
+    record: RecordId,
     /// The numbers of the endpoint's reactors: its own first, then those of its lanes. Hardware has
     /// none.
     reactors: Vec<usize>,
@@ -135,7 +136,22 @@ impl Served {
         handle.add(Box::new(endpoint)).map_err(stopped)?;
         let (id, ready_ns) = (request.id.clone(), monotonic_ns());
         let reactors = reactors.iter().map(|(number, _)| *number).collect();
-        Ok(Self { id, reactors, socket, created_ns, ready_ns, control, kind, place })
+        let record = RecordId::new();
+        Ok(Self { id, record, reactors, socket, created_ns, ready_ns, control, kind, place })
+    }
+
+    /// Returns the identity of this record, which an endpoint that is made later with the same id
+    /// does not have.
+    pub fn record(&self) -> RecordId {
+        self.record
+    }
+
+    /// Checks that this is the record with the identity `record`.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if the endpoint was removed, and this one made with the same id.
+    pub fn is_still(&self, record: RecordId) -> Result<(), Error> {
+        if self.record == record { Ok(()) } else { Err(Error::Unknown(self.id.clone())) }
     }
 
     fn nvme(&self) -> Result<&Nvme, Error> {
@@ -282,95 +298,6 @@ impl Served {
     /// [`Error::Network`] if the endpoint has no controller.
     pub fn door(&self) -> Result<Door, Error> {
         Ok(self.nvme()?.door.clone())
-    }
-
-    /// Reserves a namespace number for the disk of `wanted`: the requested one, or the lowest free
-    /// one for 0. Watches the disk's descriptor, and has a successor attach the disk likewise.
-    ///
-    /// # Errors
-    /// [`Error::Network`] if the endpoint has no controller; [`Error::Change`] if the number is
-    /// taken; [`Error::Disk`] if the descriptor cannot be watched; [`Error::Invalid`] if the
-    /// namespace's identity cannot be an endpoint's, or if it cannot be kept. Nothing is reserved
-    /// then.
-    pub fn reserve(
-        &mut self,
-        wanted: &v1::Namespace,
-        opened: Opened,
-    ) -> Result<(v1::NamespaceStatus, Namespace), Error> {
-        let FunctionKind::Nvme(nvme) = &mut self.kind else {
-            return Err(Error::Network(self.id.clone()));
-        };
-        let free = |nsid: &u32| !nvme.namespaces.contains_key(nsid);
-        // A number that is too high is refused by the controller.
-        let nsid = wanted.nsid;
-        let chosen = if nsid == 0 { (1..).find(free) } else { Some(nsid).filter(free) };
-        let nsid = chosen.ok_or(ChangeError::Taken(nsid))?;
-        let identity = identity(&self.id, wanted)?;
-        watch_all(&nvme.wakes, &opened)?;
-        let wanted = v1::Namespace { nsid, ..wanted.clone() };
-        if let Some(place) = &mut self.place {
-            place.attach(wanted.clone(), opened.content.as_ref().map(Content::file))?;
-        }
-        let (listed, namespace) = namespace::make(&wanted, identity, opened);
-        let status = listed.status.clone();
-        nvme.namespaces.insert(nsid, listed);
-        Ok((status, namespace))
-    }
-
-    /// Removes the namespaces that `chosen` picks, also for a successor. Returns their records, for
-    /// the caller to detach them from the controller, and to drop while nothing is locked.
-    ///
-    /// # Errors
-    /// [`Error::Network`] if the endpoint has no controller; [`Error::Invalid`] if the removal
-    /// cannot be kept. Nothing is removed then.
-    pub fn take(
-        &mut self,
-        chosen: impl Fn(&v1::NamespaceStatus) -> bool,
-    ) -> Result<Vec<Listed>, Error> {
-        let FunctionKind::Nvme(nvme) = &mut self.kind else {
-            return Err(Error::Network(self.id.clone()));
-        };
-        let taken = nvme.namespaces.iter().filter(|(_, one)| chosen(&one.status));
-        let taken: Vec<u32> = taken.map(|(nsid, _)| *nsid).collect();
-        if let Some(place) = &mut self.place {
-            place.detach(&taken)?;
-        }
-        Ok(taken.iter().filter_map(|nsid| nvme.namespaces.remove(nsid)).collect())
-    }
-
-    /// Returns the content of the disk of namespace `nsid`, to be copied.
-    ///
-    /// # Errors
-    /// [`Error::Network`] if the endpoint has no controller; [`Error::UnknownNamespace`];
-    /// [`Error::NotCopied`] if its disk is neither an overlay nor a regular file.
-    pub fn source(&self, nsid: u32) -> Result<Source, Error> {
-        let listed = self.nvme()?.namespaces.get(&nsid);
-        let listed = listed.ok_or_else(|| Error::UnknownNamespace(self.id.clone()))?;
-        listed.source.clone().ok_or_else(|| Error::NotCopied(self.id.clone(), nsid))
-    }
-
-    /// Stores the new size of a named disk; returns the namespaces that are this disk.
-    pub fn resized(&mut self, name: &str, size_bytes: u64) -> Vec<u32> {
-        let FunctionKind::Nvme(nvme) = &mut self.kind else { return Vec::new() };
-        let same = nvme.namespaces.values_mut().map(|one| &mut one.status);
-        let same = same.filter(|one| one.disk == name);
-        let noted = same.map(|one| {
-            one.size_bytes = size_bytes;
-            one.nsid
-        });
-        noted.collect()
-    }
-
-    /// Returns the endpoint's namespaces that are the named disk `name`.
-    pub fn uses(&self, name: &str) -> Vec<v1::DiskUser> {
-        let FunctionKind::Nvme(nvme) = &self.kind else { return Vec::new() };
-        let same = nvme.namespaces.values().map(|one| &one.status).filter(|one| one.disk == name);
-        let users = same.map(|one| v1::DiskUser {
-            endpoint_id: self.id.clone(),
-            nsid: one.nsid,
-            read_only: one.read_only,
-        });
-        users.collect()
     }
 
     /// Returns the endpoint's state for the interface.

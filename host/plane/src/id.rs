@@ -1,4 +1,6 @@
-//! Ids of endpoints.
+//! Ids of endpoints, and identities of records.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use slipway_plane_api::v1;
 
@@ -23,6 +25,20 @@ pub fn identity<'a>(id: &'a str, wanted: &'a v1::Namespace) -> Result<&'a str, E
     }
     check_id(&wanted.identity)?;
     Ok(&wanted.identity)
+}
+
+/// The identity of a record of an endpoint or a namespace. No other record of the process has it,
+/// also none that is made later with the same id or number: a caller that waited knows by it
+/// whether the record that it finds is the one that it left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordId(u64);
+
+impl RecordId {
+    /// Returns a new identity.
+    pub fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 #[cfg(test)]

@@ -6,10 +6,13 @@ use slipway_nvme::Namespace;
 use slipway_plane_api::v1;
 
 use crate::Error;
+use crate::id::RecordId;
 
 /// The control thread's record of an attached namespace. Dropping it may free the memory of an
 /// overlay, which takes a while.
 pub struct Listed {
+    /// The identity of this record.
+    pub record: RecordId,
     /// The status for the interface, without the counts of [`Listed::describe`].
     pub status: v1::NamespaceStatus,
     /// The content of an overlay or a regular file; `None` for another disk.
@@ -60,7 +63,7 @@ pub fn make(wanted: &v1::Namespace, identity: &str, opened: Opened) -> (Listed, 
     let uuid = named.as_ref().map_or_else(own, NamedDisk::uuid);
     let namespace = Namespace::new(nsid, opened.disk, uuid);
     let (shared, lanes) = (named.is_some(), opened.lanes);
-    (Listed { status, source }, Namespace { shared, lanes, ..namespace })
+    (Listed { record: RecordId::new(), status, source }, Namespace { shared, lanes, ..namespace })
 }
 
 /// Returns the path of the file or the block device that a namespace is, or an empty text if it is

@@ -167,14 +167,19 @@ impl Plane {
     /// cannot have; [`Error::Socket`] if the socket cannot be given to the client's user.
     pub(crate) fn open_endpoint_for(&self, id: &str, client: &vf_v1::Client) -> Result<(), Error> {
         let has_addresses = !(client.mac.is_empty() && client.addresses.is_empty());
-        match self.with_endpoint(id, |served| served.binding(id))? {
+        let (record, binding) =
+            self.with_endpoint(id, |served| (served.record(), served.binding(id)))?;
+        match binding {
             // Without addresses, too: the client may have rates, and an earlier one had addresses.
             Ok(binding) => binding.bind(client)?,
             Err(error) if has_addresses => return Err(error),
             // A function without a port.
             Err(_) => {}
         }
-        self.with_endpoint(id, |served| served.open_for(client))?
+        self.with_endpoint(id, |served| {
+            served.is_still(record)?;
+            served.open_for(client)
+        })?
     }
 
     /// Returns the MAC address that the virtio network function `id` has for its next driver.

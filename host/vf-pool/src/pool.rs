@@ -1,5 +1,6 @@
 //! The pool.
 
+mod drains;
 mod lease;
 mod retries;
 
@@ -7,7 +8,7 @@ pub use retries::Retries;
 
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::shelf::{NotTaken, Shelf};
@@ -79,6 +80,8 @@ struct Inner<D> {
     shelf: Shelf<D>,
     ledger: Ledger,
     queue: Arc<Queue>,
+    /// Held while a drain begins or ends, so that the ledger and the table have the same last word.
+    draining: Mutex<()>,
     /// The last VF that was returning is no longer. Waits with the table's mutex.
     settled: Condvar,
     counters: Counters,
@@ -109,12 +112,14 @@ impl<D: Device> Pool<D> {
         devices: impl IntoIterator<Item = D>,
         ledger: Ledger,
     ) -> Result<Self, Error> {
-        let records = ledger.records(&settings.name)?;
+        let (records, drains) = (ledger.records(&settings.name)?, ledger.drains(&settings.name)?);
         let shelf = Shelf::new(devices, settings.set_size);
         let queue = Arc::new(Queue::new(settings.deadline));
-        let (settled, counters) = (Condvar::new(), Counters::default());
-        let inner = Arc::new(Inner { settings, shelf, ledger, queue, settled, counters });
+        let (draining, settled, counters) = (Mutex::new(()), Condvar::new(), Counters::default());
+        let inner = Inner { settings, shelf, ledger, queue, draining, settled, counters };
+        let inner = Arc::new(inner);
         let jobs = inner.recover(records);
+        inner.recover_drains(&drains);
         let workers = Workers::start(&inner, &inner.queue, inner.settings.workers);
         let name = || inner.settings.name.clone();
         let workers = workers.map_err(|source| Error::Threads { pool: name(), source })?;
@@ -229,28 +234,6 @@ impl<D: Device> Pool<D> {
         result
     }
 
-    /// Wants a VF closed as soon as nobody has it: at once, or when its owner returns it. It stays
-    /// in the pool's list, drained, also after a restart.
-    ///
-    /// # Errors
-    /// [`Error::NoVf`].
-    pub fn drain(&self, vf: u32) -> Result<(), Error> {
-        self.check(vf)?;
-        self.inner.end_adoption(vf, |table| table.drain(vf));
-        Ok(())
-    }
-
-    /// Ends the drain of a VF, and gives one that failed another chance: it is opened, reset and
-    /// scrubbed. Has no effect on any other VF.
-    ///
-    /// # Errors
-    /// [`Error::NoVf`].
-    pub fn resume(&self, vf: u32) -> Result<(), Error> {
-        self.check(vf)?;
-        self.inner.end_adoption(vf, |table| table.resume(vf));
-        Ok(())
-    }
-
     /// Resets a devset as a whole, in the background, and gives its VFs that failed another chance.
     ///
     /// # Errors
@@ -362,8 +345,9 @@ impl<D: Device> Inner<D> {
                     }
                 }
                 Standing::Drained => {
-                    self.shelf.table().closed(vf);
-                    *job = None;
+                    let mut table = self.shelf.table();
+                    table.drain(vf);
+                    *job = table.closed(vf);
                 }
                 // Another process may get it to work.
                 Standing::Returning | Standing::Failed { .. } => {}
@@ -421,17 +405,6 @@ impl<D: Device> Inner<D> {
             self.note(vf, Some(Standing::Returning));
         }
         job
-    }
-
-    /// Notes the end of a VF's closing. One that is not closed as a whole has failed.
-    fn finish_close(&self, vf: u32, outcome: Result<(), Fault>) -> Option<DeviceOperation> {
-        if outcome.is_err() {
-            let outcome = self.record(vf, outcome);
-            return self.shelf.table().done(vf, outcome);
-        }
-        self.note(vf, Some(Standing::Drained));
-        self.shelf.table().closed(vf);
-        None
     }
 
     fn finish_set(&self, set: u32, outcome: Result<(), Fault>) -> Vec<DeviceOperation> {

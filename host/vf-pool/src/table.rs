@@ -372,10 +372,13 @@ impl Table {
         None
     }
 
-    /// Notes that a VF is closed.
-    pub(crate) fn closed(&mut self, vf: u32) {
-        let entry = self.vf(vf);
-        (entry.state, entry.is_draining) = (VfState::Drained, true);
+    /// Notes that a VF is closed. Returns the job, if its drain has ended meanwhile.
+    pub(crate) fn closed(&mut self, vf: u32) -> Option<DeviceOperation> {
+        if !self.vf(vf).is_draining {
+            return Some(DeviceOperation::Open(vf));
+        }
+        self.vf(vf).state = VfState::Drained;
+        None
     }
 
     /// Notes that an operation has not ended in time.
@@ -454,10 +457,7 @@ impl Table {
         let mut jobs = Vec::new();
         for vf in self.vfs_of(set) {
             jobs.extend(match (self.vf(vf).before.take(), outcome) {
-                (Some(VfState::Drained), _) => {
-                    self.closed(vf);
-                    None
-                }
+                (Some(VfState::Drained), _) => self.closed(vf),
                 (_, Err(why)) => self.cleaned(vf, Err(why.clone())),
                 (Some(VfState::Ready), Ok(())) => self.done(vf, Ok(())),
                 _ => Some(DeviceOperation::Open(vf)),

@@ -3,7 +3,8 @@
 //! At most as many jobs run at once as the pool's settings say. A job that has not ended when its
 //! deadline passes is given up: the supervisor takes its VFs out of service and starts another
 //! thread in place of the one that hangs. Such a VF gets no further job until the operation that
-//! hangs has ended, so that the threads that hang are never more than the VFs.
+//! hangs has ended, so that the threads that hang are never more than the VFs. If no thread can be
+//! started, that is tried again, unless a thread that hung answers first: it goes on then.
 //!
 //! The supervisor also begins the tries of VFs that failed, when they are due. At most one try is
 //! under way at a time: resets that fail again, or hang, leave the other threads to the VFs that
@@ -16,6 +17,9 @@ use std::time::{Duration, Instant};
 
 use crate::Fault;
 use crate::table::DeviceOperation;
+
+/// The pause after a thread could not be started.
+const START_PAUSE: Duration = Duration::from_secs(1);
 
 /// The pool's side of its workers.
 pub(crate) trait OperationHandler: Send + Sync + 'static {
@@ -51,6 +55,10 @@ struct WorkerQueue {
     begun: u64,
     /// Times of tries with their VFs. The table of VFs says which of them still hold.
     tries: BTreeSet<(Instant, u32)>,
+    /// The number of threads to start in place of those that hang.
+    missing: u32,
+    /// The time before which no thread is started, if one could not be.
+    no_start_before: Option<Instant>,
     is_ending: bool,
 }
 
@@ -58,6 +66,13 @@ impl WorkerQueue {
     /// Returns the run with the earliest deadline.
     fn first_run(&self) -> Option<(u64, DeviceOperation, Instant)> {
         self.running.first_key_value().map(|(run, (job, at))| (*run, *job, *at))
+    }
+
+    /// Returns the time of the next start of a thread, which is `now` or later. Returns `None` if
+    /// no thread is missing.
+    fn next_start(&self, now: Instant) -> Option<Instant> {
+        let at = self.no_start_before.map_or(now, |at| at.max(now));
+        (self.missing > 0).then_some(at)
     }
 
     /// Returns the next try. Returns `None` if there is none, or one waits or runs already.
@@ -124,8 +139,24 @@ impl Queue {
         ended.is_some()
     }
 
-    /// Waits until a run has missed its deadline and has `handler` note that; begins the tries that
-    /// are due meanwhile. Returns `false` if the supervisor is to end.
+    /// Notes that a thread could not be started. [`watch`](Self::watch) asks for it again later.
+    fn not_started(&self) {
+        let mut jobs = self.lock();
+        jobs.missing += 1;
+        jobs.no_start_before = Some(Instant::now() + START_PAUSE);
+    }
+
+    /// Returns whether a thread that was given up goes on, because none serves in its place.
+    fn goes_on(&self) -> bool {
+        let mut jobs = self.lock();
+        let is_missing = jobs.missing > 0;
+        jobs.missing -= u32::from(is_missing);
+        is_missing
+    }
+
+    /// Waits until a thread is to be started: in place of one whose run has missed its deadline, of
+    /// which `handler` is told. Begins the tries that are due meanwhile. Returns `false` if the
+    /// supervisor is to end.
     fn watch(&self, handler: &impl OperationHandler) -> bool {
         let mut jobs = self.lock();
         loop {
@@ -139,6 +170,12 @@ impl Queue {
                 jobs.running.remove(&run);
                 // With the lock held: the run's own thread cannot note its late end before this.
                 handler.give_up(job);
+                jobs.missing += 1;
+                continue;
+            }
+            let start = jobs.next_start(now);
+            if start == Some(now) {
+                jobs.missing -= 1;
                 return true;
             }
             if let Some((at, vf)) = next
@@ -151,7 +188,7 @@ impl Queue {
                 }
                 continue;
             }
-            let times = [first.map(|(_, _, at)| at), next.map(|(at, _)| at)];
+            let times = [first.map(|(_, _, at)| at), start, next.map(|(at, _)| at)];
             jobs = match times.into_iter().flatten().min() {
                 Some(at) => {
                     let waited = self.watch.wait_timeout(jobs, at.saturating_duration_since(now));
@@ -188,6 +225,7 @@ impl Workers {
             while queue.watch(&*work) {
                 if let Err(error) = spawn(work.clone(), queue.clone()) {
                     tracing::error!(%error, "no thread in place of one that hangs in a reset");
+                    queue.not_started();
                 }
             }
         };
@@ -211,10 +249,58 @@ fn spawn<W: OperationHandler>(work: Arc<W>, queue: Arc<Queue>) -> std::io::Resul
             if queue.ended(run) {
                 work.finish(job, outcome);
             } else {
-                // Another thread serves in place of this one.
-                return work.late(job);
+                work.late(job);
+                if !queue.goes_on() {
+                    // Another thread serves in place of this one.
+                    return;
+                }
             }
         }
     };
     std::thread::Builder::new().name("vf-reset".into()).spawn(serve).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pool without VFs.
+    struct Nothing;
+
+    impl OperationHandler for Nothing {
+        fn operate(&self, _: DeviceOperation) -> Result<(), Fault> {
+            Ok(())
+        }
+
+        fn finish(&self, _: DeviceOperation, _: Result<(), Fault>) {}
+
+        fn give_up(&self, _: DeviceOperation) {}
+
+        fn late(&self, _: DeviceOperation) {}
+
+        fn begin_try(&self, _: u32) -> Option<DeviceOperation> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_thread_that_was_not_started_is_started_later() {
+        let queue = Queue::new(Duration::ZERO);
+        queue.push([DeviceOperation::Return(0)]);
+        assert!(queue.next().is_some());
+        assert!(queue.watch(&Nothing));
+        let begun = Instant::now();
+        queue.not_started();
+        assert!(queue.watch(&Nothing));
+        assert!(begun.elapsed() >= START_PAUSE);
+        assert!(!queue.goes_on());
+    }
+
+    #[test]
+    fn a_thread_that_hung_goes_on_in_place_of_one_that_was_not_started() {
+        let queue = Queue::new(Duration::from_secs(100));
+        queue.not_started();
+        assert!(queue.goes_on());
+        assert!(!queue.goes_on());
+    }
 }

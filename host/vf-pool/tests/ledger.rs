@@ -44,13 +44,22 @@ fn records_and_templates_are_there_after_a_restart() {
         let ledger = Ledger::open(&path).unwrap();
         ledger.write("pool", 7, None).unwrap();
         ledger.write("other", 7, Some(&taken("x"))).unwrap();
+        for vf in [9, 4, 5] {
+            ledger.set_drain("pool", vf, true).unwrap();
+        }
+        ledger.set_drain("pool", 5, false).unwrap();
     }
     let ledger = Ledger::open(&path).unwrap();
     let records = ledger.records("pool").unwrap();
     assert_eq!((records.len(), &records[7]), (299, &(8, taken("8"))));
     assert_eq!(ledger.records("other").unwrap(), [(7, taken("x"))]);
     assert_eq!(ledger.templates().unwrap(), [("pool".to_owned(), b"template".to_vec())]);
+    assert_eq!(
+        (ledger.drains("pool").unwrap(), ledger.drains("other").unwrap()),
+        (vec![4, 9], vec![])
+    );
     ledger.set_template("pool", None).unwrap();
+    assert!(ledger.drains("pool").unwrap().is_empty());
     assert_eq!((ledger.records("pool").unwrap(), ledger.templates().unwrap()), (vec![], vec![]));
     assert_eq!(ledger.records("other").unwrap().len(), 1);
 }
@@ -131,6 +140,23 @@ fn a_file_of_something_else_or_of_another_version_is_refused() {
     std::fs::remove_file(&path).unwrap();
     std::fs::create_dir(&path).unwrap();
     assert!(Ledger::open(&path).is_err());
+}
+
+#[test]
+fn a_ledger_of_a_version_without_drains_gets_them() {
+    let (_folder, path) = folder();
+    let database = redb::Database::create(&path).unwrap();
+    let transaction = database.begin_write().unwrap();
+    let format = TableDefinition::<&str, u32>::new("slipway-vf-ledger");
+    transaction.open_table(format).unwrap().insert("format", Ledger::FORMAT).unwrap();
+    transaction.open_table(TableDefinition::<(&str, u32), &[u8]>::new("vfs")).unwrap();
+    transaction.open_table(TableDefinition::<&str, &[u8]>::new("pools")).unwrap();
+    transaction.commit().unwrap();
+    drop(database);
+    let ledger = Ledger::open(&path).unwrap();
+    assert!(ledger.drains("pool").unwrap().is_empty());
+    ledger.set_drain("pool", 3, true).unwrap();
+    assert_eq!(ledger.drains("pool").unwrap(), [3]);
 }
 
 #[test]

@@ -242,6 +242,41 @@ fn a_drained_vf_is_closed_when_it_is_free() {
 }
 
 #[test]
+fn a_drain_of_a_taken_vf_outlives_the_process() {
+    let bench = Bench::new();
+    let pool = bench.pool(2, 2, 1, PATIENCE);
+    assert!(pool.settle(PATIENCE));
+    let taken = pool.take(&owner("a")).unwrap().vf;
+    pool.drain(taken).unwrap();
+    drop(pool);
+    let pool = bench.pool(2, 2, 1, PATIENCE);
+    assert!(pool.settle(PATIENCE));
+    assert!(pool.status()[taken as usize].is_draining);
+    pool.give_back(taken, &owner("a")).unwrap();
+    assert!(pool.settle(PATIENCE));
+    assert_eq!((pool.counts().ready, pool.counts().drained), (1, 1));
+    pool.resume(taken).unwrap();
+    assert!(pool.settle(PATIENCE));
+    drop(pool);
+    let pool = bench.pool(2, 2, 1, PATIENCE);
+    assert!(pool.settle(PATIENCE));
+    assert_eq!(pool.counts().ready, 2);
+}
+
+#[test]
+fn a_vf_that_is_resumed_while_it_is_closed_is_opened_again() {
+    let bench = Bench::new();
+    let pool = bench.pool(1, 1, 1, PATIENCE);
+    assert!(pool.settle(PATIENCE));
+    let held = bench.hold("close");
+    pool.drain(0).unwrap();
+    pool.resume(0).unwrap();
+    drop(held);
+    assert!(pool.settle(PATIENCE));
+    assert_eq!((pool.counts().ready, bench.recorded()), (1, 0));
+}
+
+#[test]
 fn the_next_process_keeps_living_owners_and_returns_the_others() {
     let bench = Bench::new();
     let pool = bench.pool(3, 3, 1, PATIENCE);

@@ -47,6 +47,14 @@ pub enum DriverError {
     /// Memory of the arena is gone.
     #[error(transparent)]
     Fault(#[from] Fault),
+    /// The controller completed a command that is not in flight.
+    #[error("queue {queue}: the controller completed command {id}, which is not in flight")]
+    Completion {
+        /// The queue.
+        queue: u16,
+        /// The command's ID, as the controller says it.
+        id: u16,
+    },
     /// The queue has no free entry, or there is no such queue.
     #[error("queue {0} is full or not there")]
     Queue(u16),

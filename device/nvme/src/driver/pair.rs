@@ -12,8 +12,8 @@ use super::{Arena, DriverError, PinnedPair, RegisterAccess, RingDoorbells};
 
 /// A submission queue with a completion queue of the same number and size.
 ///
-/// The controller is trusted to complete each command once: the ID in a completion is free again
-/// without a check.
+/// The controller is not trusted to complete each command once: a completion of a command that is
+/// not in flight is an error, and frees no ID.
 pub struct QueuePair {
     id: u16,
     entries: u32,
@@ -29,6 +29,8 @@ pub struct QueuePair {
     phase: bool,
     /// Command IDs that are free.
     free: Vec<u16>,
+    /// By command ID: `true` if the command is in flight.
+    flies: Vec<bool>,
 }
 
 impl QueuePair {
@@ -47,6 +49,7 @@ impl QueuePair {
             head: 0,
             phase: true,
             free: (0..entries - 1).rev().collect(),
+            flies: vec![false; usize::from(entries - 1)],
         })
     }
 
@@ -72,10 +75,12 @@ impl QueuePair {
         memory: &Memory,
         mut command: SubmissionEntry,
     ) -> Result<u16, DriverError> {
-        let id = self.free.pop().ok_or(DriverError::Queue(self.id))?;
+        let id = *self.free.last().ok_or(DriverError::Queue(self.id))?;
         command.id.set(id);
         let at = self.submission + u64::from(self.tail) * SUBMISSION_ENTRY as u64;
         memory.write(at, command.as_bytes())?;
+        self.free.pop();
+        self.flies[usize::from(id)] = true;
         self.tail = (self.tail + 1) % self.entries;
         Ok(id)
     }
@@ -92,7 +97,9 @@ impl QueuePair {
     /// ring the doorbell.
     ///
     /// # Errors
-    /// [`DriverError::Fault`] if the queue's memory cannot be reached.
+    /// [`DriverError::Fault`] if the queue's memory cannot be reached;
+    /// [`DriverError::Completion`] if the command is not in flight, and then the completion is
+    /// taken off.
     pub fn pop(&mut self, memory: &Memory) -> Result<Option<CompletionEntry>, DriverError> {
         let at = self.completion + u64::from(self.head) * COMPLETION_ENTRY as u64;
         // The acquire load pairs with the controller's release store of the same dword.
@@ -107,7 +114,12 @@ impl QueuePair {
             self.head = 0;
             self.phase = !self.phase;
         }
-        self.free.push(entry.id.get());
+        let id = entry.id.get();
+        match self.flies.get_mut(usize::from(id)) {
+            Some(flies) if *flies => *flies = false,
+            _ => return Err(DriverError::Completion { queue: self.id, id }),
+        }
+        self.free.push(id);
         Ok(Some(entry))
     }
 
@@ -117,5 +129,38 @@ impl QueuePair {
     /// [`DriverError::Access`].
     pub fn ring_head(&self, registers: &mut impl RegisterAccess) -> Result<(), DriverError> {
         Ok(registers.ring(head_doorbell(self.id), self.head)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_completion_of_a_command_that_is_not_in_flight_is_an_error() {
+        let memory = Memory::heap(1 << 20);
+        let mut arena = Arena::new(memory.clone(), 0, 1 << 20);
+        let mut pair = QueuePair::new(1, 8, &mut arena).unwrap();
+        let id = pair.push(&memory, SubmissionEntry::default()).unwrap();
+        let completion = pair.completion;
+        let complete = |at: u64, id: u16| {
+            let mut entry = CompletionEntry::new_zeroed();
+            entry.id.set(id);
+            // The phase tag of the first round.
+            entry.status.set(1);
+            memory.write(completion + at * COMPLETION_ENTRY as u64, entry.as_bytes()).unwrap();
+        };
+        for (at, id) in [id, id, id + 1, 7, u16::MAX].into_iter().enumerate() {
+            complete(at as u64, id);
+        }
+        assert_eq!(pair.pop(&memory).unwrap().unwrap().id.get(), id);
+        for bad in [id, id + 1, 7, u16::MAX] {
+            let refused = pair.pop(&memory);
+            let is_it =
+                matches!(refused, Err(DriverError::Completion { queue: 1, id }) if id == bad);
+            assert!(is_it, "{refused:?}");
+        }
+        assert!(pair.pop(&memory).unwrap().is_none());
+        assert_eq!(pair.in_flight(), 0);
     }
 }

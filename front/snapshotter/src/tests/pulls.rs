@@ -106,12 +106,12 @@ async fn a_pull_has_its_place_until_it_ends_and_others_wait_for_a_minute() {
     assert!(begun.elapsed() >= Duration::from_secs(60));
     assert!(shelf.asked().is_empty());
     assert!(pulls.pull(&app, true).await.unwrap().is_some(), "places of their own");
-    assert!(pulls.is_held(&image_in(names[0], 0)));
+    assert!(pulls.remove(&image_in(names[0], 0)).is_none(), "a pull holds it");
     shelf.stick(&[]);
     pulls.forget(&app);
     assert!(pulls.pull(&app, false).await.unwrap().is_some());
     tokio::time::sleep(Duration::from_millis(1)).await;
-    assert!(!pulls.is_held(&image_in(names[0], 0)));
+    assert!(pulls.remove(&image_in(names[0], 0)).is_some(), "no pull holds it any more");
 }
 
 #[tokio::test(start_paused = true)]

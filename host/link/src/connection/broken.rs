@@ -2,6 +2,7 @@
 
 use rustix::io::Errno;
 use slipway_warp::RecordError;
+use slipway_warp::share::ShareError;
 
 use crate::handshake::{HandshakeError, errno};
 
@@ -28,6 +29,8 @@ pub(crate) enum Broken {
         "it is not to be trusted any more: the settings do not have it, or not for this tenant"
     )]
     Dropped,
+    #[error("not served: the share of tenant {tenant} is not in force: {error}")]
+    NoShare { tenant: String, error: ShareError },
     #[error("more connections than an engine has for a tenant")]
     Many,
     /// The connection has no streams and is not needed any more.

@@ -253,8 +253,12 @@ impl Links {
             self.end(oldest, &Broken::Many, now);
         }
         let Some(connection) = self.connections.get(&key) else { return };
-        if let Some(way) = engine {
-            self.shares.join(key, &connection.tenant, way);
+        if let Some(way) = engine
+            && let Err(error) = self.shares.join(key, &connection.tenant, way)
+        {
+            let broken = Broken::NoShare { tenant: connection.tenant.clone(), error };
+            self.end(key, &broken, now);
+            return;
         }
         if let Some(backoff) = engine.and_then(|engine| self.backoffs.get_mut(engine)) {
             backoff.reached();

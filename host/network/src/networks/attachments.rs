@@ -16,6 +16,7 @@ use slipway_telemetry::trace::TraceContext;
 use tonic::{Code, Status};
 
 use super::Networks;
+use super::at_once::some_at_once;
 use super::attachment_request::{Request, key};
 use super::description::describe_lease;
 use super::members::check_publishable;
@@ -28,6 +29,9 @@ use crate::dns::Zone;
 use crate::ledger::{Lease, Network};
 use crate::proxy::{self, Claimed};
 use crate::{Error, Result};
+
+/// The number of interfaces that a daemon which has just started opens or removes at once.
+const AT_ONCE: usize = 32;
 
 impl Networks {
     /// Makes an interface of a network in a container's network namespace.
@@ -100,7 +104,7 @@ impl Networks {
             self.bring_up(&mut state, name).await?;
         }
         let Lease { ipv4, ipv6, .. } = attachment.lease;
-        let served = claimed.serve(ipv4, ipv6, &self.serving.handle)?;
+        let served = claimed.serve(ipv4, ipv6, &self.serving.relay)?;
         self.attachments.save(id, &attachment)?;
         state.enter_attachment(id, &attachment);
         state.serve_attachment(id, &attachment, served);
@@ -309,16 +313,17 @@ impl Networks {
         outcome.map(|()| removed)
     }
 
-    /// Removes the attachments that notes name: their containers were removed while no daemon
-    /// served.
+    /// Removes the attachments that notes name, [`AT_ONCE`] at a time: their containers were
+    /// removed while no daemon served.
     pub async fn catch_up(&self) {
         let notes = self.attachments.notes().unwrap_or_default();
-        for id in notes {
+        let remove = |id: String| async move {
             let _turn = self.turns.take(&id).await;
             if let Err(error) = self.remove_attachment(&id).await {
                 tracing::warn!(%error, id, "an attachment is left");
             }
-        }
+        };
+        some_at_once(notes.into_iter().map(remove), AT_ONCE).await;
     }
 
     /// Frees the attachments whose namespaces are gone. To be called by a daemon that has just
@@ -337,22 +342,20 @@ impl Networks {
         }
     }
 
-    /// Gives the interfaces of attachments their ports back.
+    /// Gives the interfaces of attachments their ports back, [`AT_ONCE`] at a time: a container can
+    /// slow down the opening of its interface.
     ///
     /// # Errors
     /// The first error; the others have their ports all the same.
     pub(super) async fn reconnect_attachments(&self) -> Result<()> {
         let all = self.state.lock().await.attachments.clone();
-        let mut outcome = Ok(());
-        for (id, attachment) in all {
+        let reconnect = |(id, attachment): (String, Attachment)| async move {
             let _turn = self.turns.take(&id).await;
             let done = self.make_interface(&id, &attachment, false).await.map(drop);
-            if let Err(error) = &done {
-                tracing::warn!(%error, id, "an attachment has no port");
-            }
-            outcome = outcome.and(done);
-        }
-        outcome
+            done.inspect_err(|error| tracing::warn!(%error, id, "an attachment has no port"))
+        };
+        let outcomes = some_at_once(all.into_iter().map(reconnect), AT_ONCE).await;
+        outcomes.into_iter().collect()
     }
 
     /// Returns whether there are attachments.

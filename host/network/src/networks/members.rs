@@ -30,7 +30,7 @@ impl Networks {
         if !state.is_up(name) {
             self.bring_up(&mut state, name).await?;
         }
-        let served = claimed.serve(lease.ipv4, lease.ipv6, &self.serving.handle)?;
+        let served = claimed.serve(lease.ipv4, lease.ipv6, &self.serving.relay)?;
         // Before others can have the table: if the sandbox leaves, its ports are free.
         state.insert_lease(name, id, lease, served);
         let settled = self.settle(state, name).await;

@@ -1,9 +1,13 @@
 //! The thread that serves names and published ports.
 
+use crate::proxy::Relay;
+
 /// The thread on which networks are served. Dropping it ends all tasks and frees their addresses.
 pub(super) struct ServerThread {
     /// The thread's runtime, on which servers run.
     pub(super) handle: tokio::runtime::Handle,
+    /// The means by which published ports are served on it.
+    pub(super) relay: Relay,
     /// The sender that stops the thread, and the thread.
     running: Option<(tokio::sync::oneshot::Sender<()>, std::thread::JoinHandle<()>)>,
 }
@@ -23,7 +27,8 @@ impl ServerThread {
             // The calls that may block on a file system end later.
             runtime.shutdown_background();
         })?;
-        Ok(Self { handle, running: Some((stop, thread)) })
+        let relay = Relay::new(handle.clone());
+        Ok(Self { handle, relay, running: Some((stop, thread)) })
     }
 }
 

@@ -70,7 +70,7 @@ impl Networks {
         for (id, lease) in &network.leases {
             let claimed = proxy::claim(&lease.published);
             let served =
-                claimed.and_then(|ok| ok.serve(lease.ipv4, lease.ipv6, &self.serving.handle));
+                claimed.and_then(|ok| ok.serve(lease.ipv4, lease.ipv6, &self.serving.relay));
             match served {
                 Ok(served) => drop(up.ports.insert(id.clone(), served)),
                 // Another program took the port while no daemon ran: the packet filter redirects

@@ -11,7 +11,7 @@ use slipway_vfio_user::{Config, Endpoint, EndpointParts};
 
 use super::{FunctionKind, Served, config};
 use crate::Error;
-use crate::id::check_id;
+use crate::id::{RecordId, check_id};
 
 impl Served {
     /// Makes an endpoint of a device that was reset, and serves it on a thread of its own. The
@@ -42,7 +42,7 @@ impl Served {
         let served = endpoint.serve_alone(&id);
         served.map_err(|error| Error::Resources(error.to_string()))?;
         let (ready_ns, kind) = (monotonic_ns(), FunctionKind::Hardware);
-        let reactors = Vec::new();
-        Ok(Self { id, reactors, socket, created_ns, ready_ns, control, kind, place: None })
+        let (record, reactors) = (RecordId::new(), Vec::new());
+        Ok(Self { id, record, reactors, socket, created_ns, ready_ns, control, kind, place: None })
     }
 }

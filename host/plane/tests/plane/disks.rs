@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use slipway_disks::Error as DiskError;
+use slipway_nvme::ChangeError;
 use slipway_nvme::driver::{Driver, RegisterAccess, admin, io, succeeded};
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::event::Event;
@@ -435,4 +436,35 @@ fn limits_are_set_and_lifted_while_it_runs() {
     }
     let unknown = v1::LimitEndpointRequest { endpoint_id: "no".into(), limits: None };
     assert!(matches!(rig.plane.limit(&unknown), Err(Error::Unknown(_))));
+}
+
+/// One thread attaches a namespace again and again, and another detaches it as soon as it is
+/// listed: the controller has them in the order in which they were accepted.
+#[test]
+fn a_detach_right_after_its_attach_was_accepted_comes_after_it() {
+    let mut rig = Rig::new();
+    let _driver = endpoint(&mut rig, "one", vec![]);
+    let (rig, ends) = (&rig, &AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while !ends.load(Ordering::Relaxed) {
+                match detach(rig, "one", 1) {
+                    Ok(()) | Err(Error::UnknownNamespace(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+        let mut failed = None;
+        for _ in 0..2000 {
+            match attach(rig, "one", 1, ram(1 << 20)) {
+                // The other thread has not detached the last one yet.
+                Ok(_) | Err(Error::Change(ChangeError::Taken(_))) => {}
+                Err(error) => failed = Some(error),
+            }
+        }
+        ends.store(true, Ordering::Relaxed);
+        assert!(failed.is_none(), "{failed:?}");
+    });
+    let _ = detach(rig, "one", 1);
+    attach(rig, "one", 1, ram(1 << 20)).unwrap();
 }

@@ -10,6 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::Reply;
 
+use super::links::Party;
 use super::{Broker, Errno, Outcome, lack};
 use crate::accounts::{Resource, ResourceHold};
 use crate::address::{collide, is_meant};
@@ -42,7 +43,12 @@ pub struct Listener {
     pub backlog: u32,
     /// Connections that wait to be accepted.
     pub queue: VecDeque<u32>,
+    /// Counts the connections that wait. A process takes one from the count before it asks for a
+    /// connection.
     pub eventfd: Arc<OwnedFd>,
+    /// The count may be less than the connections that wait: a process ended, which may have taken
+    /// some and not asked for their connections.
+    is_short: bool,
     holders: u32,
     /// The account's share for its eventfd.
     _held: ResourceHold,
@@ -209,6 +215,7 @@ impl Broker {
             eventfd: Arc::new(
                 eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(lack)?,
             ),
+            is_short: false,
             holders: 1,
             _held: held,
             shares: false,
@@ -261,6 +268,27 @@ impl Broker {
         }
     }
 
+    /// Removes a process that has ended from the holders of a listener. The processes that are left
+    /// are woken for the connections that wait, since that process may have been woken for them.
+    pub(super) fn leave_listener(&mut self, listener: u32) {
+        self.drop_listener(listener);
+        if let Some(there) = self.listeners.get_mut(listener) {
+            there.is_short = true;
+            self.make_up(listener);
+        }
+    }
+
+    /// Raises a listener's eventfd for one of the connections that wait, if the eventfd may count
+    /// too few. The next one is made up for when that one is accepted.
+    fn make_up(&mut self, listener: u32) {
+        let Some(there) = self.listeners.get_mut(listener) else { return };
+        there.is_short &= !there.queue.is_empty();
+        if there.is_short {
+            let (eventfd, family) = (there.eventfd.clone(), there.family);
+            self.tell(&eventfd, Party::Family(family));
+        }
+    }
+
     pub(super) fn accept(
         &mut self,
         number: u32,
@@ -275,6 +303,7 @@ impl Broker {
         let there = self.listeners.get_mut(listener).ok_or(Errno::AGAIN)?;
         there.shares = client.shares;
         let connection = there.queue.pop_front().ok_or(Errno::AGAIN)?;
+        self.make_up(listener);
         let there = self.connections.get(connection).ok_or(Errno::AGAIN)?;
         let (link, side) = (there.link, there.connector.other());
         if there.bell(side).is_none() {
@@ -306,7 +335,7 @@ impl Broker {
         if let Some(there) = self.listeners.get_mut(listener) {
             there.queue.push_front(connection);
             let (eventfd, family) = (there.eventfd.clone(), there.family);
-            self.tell(&eventfd, super::links::Party::Family(family));
+            self.tell(&eventfd, Party::Family(family));
         }
     }
 }

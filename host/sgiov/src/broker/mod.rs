@@ -412,7 +412,7 @@ impl Broker {
         let Some(family) = client.family else { return };
         self.pending.retain(|_, waits| *waits != number);
         for listener in client.listeners {
-            self.drop_listener(listener);
+            self.leave_listener(listener);
         }
         for entry in client.entries {
             self.drop_holder(family, entry, EndReason::Killed);

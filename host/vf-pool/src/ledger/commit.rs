@@ -7,14 +7,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use redb::{Database, ReadableDatabase, ReadableTable};
+use redb::{Database, ReadableDatabase, ReadableTable, TableError};
 use slipway_lock::Lock;
 
 use super::LedgerError;
-use super::file::{POOLS, VFS, io};
+use super::file::{DRAINS, POOLS, VFS, io};
 
 pub(super) enum Change {
     Vf { pool: String, vf: u32, value: Option<Vec<u8>> },
+    Drain { pool: String, vf: u32, is_wanted: bool },
     Pool { pool: String, value: Option<Vec<u8>> },
 }
 
@@ -93,6 +94,22 @@ impl Commits {
         read().map_err(|error| io(&self.path, "read", error))
     }
 
+    pub(super) fn drains(&self, pool: &str) -> Result<Vec<u32>, LedgerError> {
+        let read = || -> Result<_, redb::Error> {
+            let transaction = lock(&self.store).database.begin_read()?;
+            let table = match transaction.open_table(DRAINS) {
+                Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+                table => table?,
+            };
+            let mut vfs = Vec::new();
+            for entry in table.range((pool, 0)..=(pool, u32::MAX))? {
+                vfs.push(entry?.0.value().1);
+            }
+            Ok(vfs)
+        };
+        read().map_err(|error| io(&self.path, "read", error))
+    }
+
     pub(super) fn pools(&self) -> Result<Vec<(String, Vec<u8>)>, LedgerError> {
         let read = || -> Result<_, redb::Error> {
             let transaction = lock(&self.store).database.begin_read()?;
@@ -125,6 +142,7 @@ fn write(database: &Database, changes: &[Change]) -> Result<(), redb::Error> {
     let transaction = database.begin_write()?;
     {
         let mut vfs = transaction.open_table(VFS)?;
+        let mut drains = transaction.open_table(DRAINS)?;
         let mut pools = transaction.open_table(POOLS)?;
         for change in changes {
             match change {
@@ -134,12 +152,19 @@ fn write(database: &Database, changes: &[Change]) -> Result<(), redb::Error> {
                 Change::Vf { pool, vf, value: None } => {
                     vfs.remove((&**pool, *vf))?;
                 }
+                Change::Drain { pool, vf, is_wanted: true } => {
+                    drains.insert((&**pool, *vf), ())?;
+                }
+                Change::Drain { pool, vf, is_wanted: false } => {
+                    drains.remove((&**pool, *vf))?;
+                }
                 Change::Pool { pool, value: Some(value) } => {
                     pools.insert(&**pool, &**value)?;
                 }
                 Change::Pool { pool, value: None } => {
                     pools.remove(&**pool)?;
                     vfs.retain_in((&**pool, 0)..=(&**pool, u32::MAX), |_, _| false)?;
+                    drains.retain_in((&**pool, 0)..=(&**pool, u32::MAX), |_, ()| false)?;
                 }
             }
         }

@@ -18,6 +18,9 @@ use super::{Ledger, LedgerError};
 pub(super) const FORMAT: TableDefinition<'_, &str, u32> = TableDefinition::new("slipway-vf-ledger");
 /// Records by pool and VF.
 pub(super) const VFS: TableDefinition<'_, (&str, u32), &[u8]> = TableDefinition::new("vfs");
+/// VFs that are to be closed as soon as nobody has them, by pool. Files of earlier versions lack
+/// the table.
+pub(super) const DRAINS: TableDefinition<'_, (&str, u32), ()> = TableDefinition::new("drains");
 /// Templates by pool.
 pub(super) const POOLS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pools");
 /// The time for which a lock is waited for. A process that was forked from the last holder has its
@@ -109,6 +112,7 @@ fn initialise(database: &Database) -> Result<(), redb::Error> {
     let transaction = database.begin_write()?;
     transaction.open_table(FORMAT)?.insert("format", Ledger::FORMAT)?;
     transaction.open_table(VFS)?;
+    transaction.open_table(DRAINS)?;
     transaction.open_table(POOLS)?;
     transaction.commit()?;
     Ok(())

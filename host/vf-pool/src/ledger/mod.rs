@@ -56,7 +56,7 @@ pub enum LedgerError {
     },
 }
 
-/// The records of all VFs of all pools, and the pools' templates. Clones share it.
+/// The records and the drains of all VFs of all pools, and the pools' templates. Clones share it.
 ///
 /// One process has a ledger open at a time. Methods may be called from any thread; each blocks
 /// until its change is as durable as the file system makes it.
@@ -122,8 +122,24 @@ impl Ledger {
         self.commits.vfs(pool)?.into_iter().map(decode).collect()
     }
 
+    /// Notes that a VF is to be closed as soon as nobody has it, or that it is not any more.
+    ///
+    /// # Errors
+    /// [`LedgerError::Io`]: either may hold after a restart.
+    pub fn set_drain(&self, pool: &str, vf: u32, is_wanted: bool) -> Result<(), LedgerError> {
+        self.commits.commit(commit::Change::Drain { pool: pool.to_owned(), vf, is_wanted })
+    }
+
+    /// Returns the VFs of a pool that are to be closed as soon as nobody has them, ascending.
+    ///
+    /// # Errors
+    /// [`LedgerError`].
+    pub fn drains(&self, pool: &str) -> Result<Vec<u32>, LedgerError> {
+        self.commits.drains(pool)
+    }
+
     /// Stores the template of a pool, from which the next process makes the pool again, or removes
-    /// it together with the records of the pool's VFs.
+    /// it together with the records and the drains of the pool's VFs.
     ///
     /// # Errors
     /// [`LedgerError::Io`].

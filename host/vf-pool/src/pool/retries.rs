@@ -44,7 +44,7 @@ impl<D: Device> Inner<D> {
 
     /// Makes a change to a VF in the table, and queues the job that `change` returns. Before the
     /// job, takes the VF off the owner that has it from an earlier process, if it was adopted too
-    /// late.
+    /// late. A VF that is opened again is not drained any more for the next process, either.
     pub(super) fn end_adoption(
         &self,
         vf: u32,
@@ -58,6 +58,8 @@ impl<D: Device> Inner<D> {
         };
         if had_owner {
             self.shelf.detach(vf);
+        }
+        if had_owner || matches!(job, Some(DeviceOperation::Open(_))) {
             self.note(vf, Some(Standing::Returning));
         }
         self.queue.push(job);

@@ -62,3 +62,36 @@ fn a_connection_that_fails_half_way_leaves_nothing() {
     assert!(broker.links.iter().all(|(_, link)| link.live == 1));
     assert_eq!(broker.links.iter().count(), 1);
 }
+
+/// Takes the count of an eventfd. Returns 0 if it is not raised.
+fn take_count(eventfd: &std::os::fd::OwnedFd) -> u64 {
+    let mut count = [0; 8];
+    rustix::io::read(eventfd, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+}
+
+#[test]
+fn connections_for_which_a_killed_process_was_woken_are_accepted_by_the_others() {
+    let (mut broker, parent, at) = listening();
+    let Outcome::Forked { client: child, .. } = broker.request(parent, Request::Fork, Vec::new())
+    else {
+        panic!("no child")
+    };
+    let (number, eventfd) =
+        broker.listeners.iter().map(|(number, one)| (number, one.eventfd.clone())).next().unwrap();
+    let connector = attach(&mut broker);
+    for _ in 0..3 {
+        let connect = Request::Connect { to: at, from: Address::ANY };
+        let outcome = broker.request(connector, connect, Vec::new());
+        assert!(matches!(outcome, Outcome::Answer(Reply::Connected { .. }, _)));
+    }
+    // The child is woken for all of them, and killed before it asks for any.
+    assert_eq!(take_count(&eventfd), 3);
+    broker.leave(child);
+    for _ in 0..3 {
+        assert_eq!(take_count(&eventfd), 1);
+        let accept = Request::Accept { listener: number.into() };
+        let outcome = broker.request(parent, accept, Vec::new());
+        assert!(!matches!(outcome, Outcome::Answer(Reply::Refused(_), _)));
+    }
+    assert_eq!(take_count(&eventfd), 0);
+}
