@@ -1,7 +1,7 @@
 //! A spare: this program before it knows its machine.
 //!
-//! What the kernel waits for when it makes a virtual machine is over when the launcher needs one.
-//! The command line comes over a socket then, with the descriptors that it names
+//! The kernel waits for a while when it makes a virtual machine, and a spare has that behind it.
+//! The command line comes over a socket, with the descriptors that it names
 //! (`slipway_machine::spare`). A spare has served nobody: from there on it is an ordinary VMM.
 
 use std::ffi::OsString;
