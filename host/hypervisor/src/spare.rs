@@ -28,7 +28,7 @@ use slipway_machine::spare;
 use slipway_peer::{Bin, receive};
 use tokio::net::unix::pipe;
 
-use crate::cage::Cage;
+use crate::cage::{Cage, Holes};
 use crate::console::{StderrTail, last_words, read_tail};
 use crate::files::elsewhere;
 use crate::process::{Launch, code_and_signal, watch};
@@ -48,6 +48,10 @@ pub struct SpareSpec {
     pub credentials: Option<Credentials>,
     /// The control groups of the VMM, [`VmSpec::cgroup_procs`].
     pub cgroup_procs: Vec<PathBuf>,
+    /// The VMM may give memory of its guest back to the host, as one has to whose VM has
+    /// [hot-plug memory](VmSpec::hot_memory), or reports free pages that are
+    /// [given back](crate::FreePages::GivenBack).
+    pub gives_back: bool,
 }
 
 /// A VMM without a VM. Dropping it kills the process, and so does the end of its launcher.
@@ -84,6 +88,7 @@ fn prepare(program: &Path, spec: &SpareSpec) -> Result<Prepared> {
     let mut launch = Launch::new(program, Path::new("/"));
     launch.run_as(spec.credentials);
     launch.join(&spec.cgroup_procs)?;
+    launch.allow_holes(Holes::of(spec.gives_back));
     let words = [("--spare", theirs), ("--kvm", kvm)];
     let words = words.map(|(option, fd)| [option.into(), format!("fd:{}", launch.pass(fd)).into()]);
     launch.arguments(words.into_iter().flatten().collect());
@@ -151,9 +156,9 @@ impl Spare {
     /// be.
     pub fn fits(&self, spec: &VmSpec) -> bool {
         let on_kvm = matches!(spec.accel, AccelChoice::Auto | AccelChoice::Only(Accel::Kvm));
-        let SpareSpec { credentials, cgroup_procs } = &self.spec;
+        let SpareSpec { credentials, cgroup_procs, gives_back } = &self.spec;
         let same = (*credentials, cgroup_procs) == (spec.credentials, &spec.cgroup_procs);
-        let filtered = !spec.emulates_devices() && !spec.makes_holes();
+        let filtered = !spec.emulates_devices() && spec.makes_holes() == *gives_back;
         on_kvm && same && filtered && !self.process.look().has_ended()
     }
 
@@ -234,7 +239,7 @@ mod tests {
     use super::*;
 
     fn spec() -> SpareSpec {
-        SpareSpec { credentials: None, cgroup_procs: Vec::new() }
+        SpareSpec { credentials: None, cgroup_procs: Vec::new(), gives_back: false }
     }
 
     #[tokio::test]

@@ -58,7 +58,7 @@ pub async fn measure(
     end(&*vm).await;
     let (state, topology) = (Arc::new(state), Topology::of_host());
     let VmSpec { credentials, cgroup_procs, .. } = spec.clone();
-    let spare_spec = SpareSpec { credentials, cgroup_procs };
+    let spare_spec = SpareSpec { credentials, cgroup_procs, gives_back: false };
     for number in 0..count {
         let spare = match ahead {
             true => Some(hypervisor.launch_spare(&spare_spec).await.unwrap()),

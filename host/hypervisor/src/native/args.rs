@@ -102,7 +102,7 @@ impl Program for Binary {
 
 /// Returns the holes that the VMM may make in its guest's memory.
 fn holes(spec: &VmSpec) -> Holes {
-    if spec.makes_holes() { Holes::Small } else { Holes::None }
+    Holes::of(spec.makes_holes())
 }
 
 fn open(path: &Path) -> Result<OwnedFd> {

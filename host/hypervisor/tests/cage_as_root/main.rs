@@ -212,7 +212,7 @@ async fn a_slipway_vmm_that_was_started_ahead_reaches_nothing() {
     }
     let host = Host::new();
     let native = SlipwayVmm::new(host.program(), &host.directory.path().join("cache"));
-    let ahead = SpareSpec { credentials: Some(USER), cgroup_procs: Vec::new() };
+    let ahead = SpareSpec { credentials: Some(USER), cgroup_procs: Vec::new(), gives_back: false };
     let spare = native.launch_spare(&ahead).await.unwrap();
     // Its cage is closed before it knows of any VM.
     assert_eq!(fs::read_dir(format!("/proc/{}/root", spare.pid())).unwrap().count(), 0);

@@ -15,7 +15,8 @@ use super::{Server, and_dies, directory, is_missing, meanwhile, spec, vmm};
 /// Starts a spare for a VM.
 async fn spare_for(native: &SlipwayVmm, spec: &VmSpec) -> Spare {
     let VmSpec { credentials, cgroup_procs, .. } = spec.clone();
-    native.launch_spare(&SpareSpec { credentials, cgroup_procs }).await.unwrap()
+    let gives_back = spec.free_pages == FreePages::GivenBack;
+    native.launch_spare(&SpareSpec { credentials, cgroup_procs, gives_back }).await.unwrap()
 }
 
 async fn end(vm: Box<dyn Vm>) {
@@ -75,6 +76,8 @@ fn a_vm_that_a_spare_does_not_fit_has_a_vmm_of_its_own() {
         assert_ne!(vm.record().pid, pid);
         ended.await;
         end(vm).await;
+        let spare = spare_for(&native, &gives_back).await;
+        assert!(spare.fits(&gives_back) && !spare.fits(&spec));
     });
 }
 
@@ -106,7 +109,7 @@ fn a_spare_that_has_ended_fits_nothing() {
 fn a_node_of_qemu_has_no_spares() {
     let directory = directory();
     let vmms = Vmms::new("qemu".parse().unwrap(), Ok("/nowhere".into()), directory.path());
-    let ahead = SpareSpec { credentials: None, cgroup_procs: Vec::new() };
+    let ahead = SpareSpec { credentials: None, cgroup_procs: Vec::new(), gives_back: false };
     let refused = and_dies(vmms.launch_spare(&ahead)).unwrap_err();
     assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
 }
