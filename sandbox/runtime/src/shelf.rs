@@ -50,7 +50,8 @@ pub(crate) struct Shelf<T> {
     next: u64,
     /// The earliest time of the next start.
     pub(crate) start_at: Option<Instant>,
-    closed: bool,
+    /// No spare is started any more.
+    pub(crate) closed: bool,
     /// All but the number of those that are ready.
     pub(crate) counts: v1::SpareVmms,
 }
@@ -101,7 +102,7 @@ impl<T> Shelf<T> {
                 self.counts.taken += 1;
                 self.start_at = self.start_at.max(Some(now + QUIET));
             }
-            None => self.counts.missed += 1,
+            None => self.counts.missed += u64::from(!self.closed),
         }
         taken.map(|(_, one)| one)
     }
@@ -180,7 +181,7 @@ mod tests {
     fn nothing_is_started_once_spares_are_to_end() {
         let mut shelf: Shelf<u64> = Shelf { closed: true, ..Shelf::default() };
         assert_eq!(shelf.due(1, Instant::now()), Due::Never);
-        assert_eq!(shelf.take(Instant::now()), None);
+        assert_eq!((shelf.take(Instant::now()), shelf.counts.missed), (None, 0));
     }
 
     #[tokio::test]

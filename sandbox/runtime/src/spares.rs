@@ -27,6 +27,12 @@ use crate::{Error, Result, emulated, reporting};
 /// The time between two attempts to start a spare while the pool has no control group ready.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// The longest wait for the control groups of spares that have ended. A group empties a moment
+/// after its last process was reaped, and a pool that closes removes those that are empty.
+const EMPTIES: Duration = Duration::from_secs(2);
+/// The time between two looks at them.
+const LOOK: Duration = Duration::from_millis(10);
+
 /// Begins to keep spares, if the node's settings want any and its sandboxes can have them.
 pub(crate) fn keep(node: &Arc<Node>) {
     if node.config.spare_vmms == 0 {
@@ -62,10 +68,19 @@ async fn refill(node: Arc<Node>) {
             }
         }
     }
-    let rest = std::mem::take(&mut lock(&spares.shelf).ready);
+    let rest = {
+        let mut shelf = lock(&spares.shelf);
+        shelf.closed = true;
+        std::mem::take(&mut shelf.ready)
+    };
+    let until = (!rest.is_empty()).then(|| Instant::now() + EMPTIES);
     for (_, Waiting { ahead, watch }) in rest {
         watch.abort();
         end(&node, ahead).await;
+    }
+    let in_time = || until.is_some_and(|until| Instant::now() < until);
+    while node.cgroups.counts().returning > 0 && in_time() {
+        tokio::time::sleep(LOOK).await;
     }
 }
 

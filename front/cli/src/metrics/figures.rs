@@ -178,9 +178,8 @@ impl Figures {
 
     fn encode_spare_vmms(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let Some(spares) = self.starts.spare_vmms else { return Ok(()) };
-        let none: [(&str, &str); 0] = [];
         let help = "VMMs that were started ahead and that no sandbox has";
-        gauges(to, ("spare_vmms", help, None), [(none, spares.ready)])?;
+        gauges(to, ("spare_vmms", help, None), single(spares.ready))?;
         let sums = [
             ("started", spares.started),
             ("taken", spares.taken),
