@@ -6,14 +6,33 @@
 # of others (fork.py, marks.py).
 #   SLIPWAY_FORKS_IN_ROW   forks one after the other, 1 unless told otherwise
 #   SLIPWAY_FORKS_AT_ONCE  forks at once, 2 unless told otherwise
+#   SLIPWAY_SPARE_VMMS     VMMs that are started ahead, 0 unless told otherwise: forks in a row begin in them
 # alone: it measures the machine's shared memory.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
-row=${SLIPWAY_FORKS_IN_ROW:-1} once=${SLIPWAY_FORKS_AT_ONCE:-2}
+row=${SLIPWAY_FORKS_IN_ROW:-1} once=${SLIPWAY_FORKS_AT_ONCE:-2} spares=${SLIPWAY_SPARE_VMMS:-0}
 need_network_node "$@"
 [ "${SLIPWAY_VMM:-}" = native ] || skip "slipway-vmm on KVM (SLIPWAY_VMM=native): lab/kvm-host --test $test_name SLIPWAY"
 export SLIPWAY=$slipway PYTHONDONTWRITEBYTECODE=1
 end_all() { "$slipway" template rm web >/dev/null 2>&1; }
+if [ "$spares" != 0 ]; then
+    [ -w /sys/fs/cgroup/pids ] || [ -w /sys/fs/cgroup/cgroup.procs ] || skip "writable control groups"
+    echo "spare_vmms = $spares" >>"$SLIPWAY_CONFIG"
+fi
+# The processes of VMMs that no sandbox has.
+spare_pids() {
+    local pid args
+    ps -o pid=,args= -U "$(seq -s, "$uid_base" $((uid_base + 63)))" | while read -r pid args; do
+        case $args:$(readlink "/proc/$pid/fd/1") in
+            *" --spare fd:"*:/dev/null) echo "$pid" ;;
+        esac
+    done
+}
+no_spares() { [ -z "$(spare_pids)" ]; }
+# figure NAME: a figure of the node.
+figure() { "$slipway" metrics | sed -n "s/^slipway_$1 //p"; }
+has_spares() { [ "$(figure spare_vmms)" = "$spares" ] && [ "$(spare_pids | wc -l)" = "$spares" ]; }
+events() { figure "spare_vmm_events_total{event=\"$1\"}"; }
 start_keeper
 start_daemon
 
@@ -71,13 +90,20 @@ end() {
     done
 }
 
+[ "$spares" = 0 ] || wait_until 60 has_spares || fail "$(figure spare_vmms) spare VMMs: $(explain)"
+
 # The fork `stays` is the peer of the forks in a row. Its own peer is itself.
 fork stays stays
 all_say ready stays
 look look stays=stays
+if [ "$spares" != 0 ]; then
+    grep -qz -- --spare "/proc/$(vmm_of stays)/cmdline" || fail "a fork has a VMM of its own: $(explain)"
+fi
+taken=$(events taken)
 begin=$SECONDS
 for ((number = 1; number <= row; number++)); do
     name=row-$number
+    [ "$spares" = 0 ] || wait_until 60 has_spares || fail "$(figure spare_vmms) spare VMMs: $(explain)"
     fork "$name" stays
     all_say ready "$name"
     look look "$name=stays"
@@ -88,6 +114,10 @@ done
 look look stays=stays
 forks=$("$slipway" metrics | sed -n 's/^slipway_sandbox_forks_total{kind="template"} //p')
 [ "${forks:-0}" -gt "$row" ] || fail "forks are not counted: $("$slipway" metrics)"
+if [ "$spares" != 0 ]; then
+    [ "$(events taken)" = $((taken + row)) ] || fail "of $row forks $(($(events taken) - taken)) had a spare VMM"
+    [ "$(events unfit)$(events failed)" = 00 ] || fail "spare VMMs: $(events unfit) unfit, $(events failed) failed"
+fi
 ok "$row forks in a row in $((SECONDS - begin)) s: roots, volumes, names, peers, identities; no byte of another"
 
 begin=$SECONDS names=() pairs=()
@@ -121,3 +151,18 @@ wait_until 30 freed || fail "shared memory: $used KiB before the template, $(awk
 left=$(leftovers)
 [ -z "$left" ] || fail "left: $left"
 ok "nothing is left, and the memory of all forks and of the template is the kernel's again"
+
+[ "$spares" != 0 ] || exit 0
+wait_until 60 has_spares || fail "$(figure spare_vmms) spare VMMs: $(explain)"
+kill -KILL "$(spare_pids | head -n 1)"
+replaced() { [ "$(events failed)" = 1 ] && has_spares; }
+wait_until 120 replaced || fail "a spare VMM that was killed is not replaced: $(explain)"
+end_daemon KILL
+wait_until 20 no_spares || fail "a killed daemon leaves the spare VMMs $(spare_pids)"
+start_daemon
+wait_until 60 has_spares || fail "$(figure spare_vmms) spare VMMs: $(explain)"
+end_daemon TERM
+no_spares || fail "a daemon that ends leaves the spare VMMs $(spare_pids)"
+left=$(groups_left)
+[ -z "$left" ] || fail "a daemon that ends leaves $left"
+ok "$spares spare VMMs: a dead one is replaced, and daemons that end or are killed leave none"

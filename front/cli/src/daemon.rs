@@ -396,6 +396,7 @@ async fn end(served: Served, reasons: EndReasons, socket: PathBuf, stop: watch::
     for sandbox in live {
         sandbox.wait_state(|state| !state.is_live()).await;
     }
+    node.close_spares().await;
     let _ = tokio::task::spawn_blocking(move || node.close_cgroups()).await;
     let _ = stop.send(true);
 }

@@ -16,7 +16,9 @@ use std::path::PathBuf;
 use lexopt::ValueExt;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::FdFlags;
-use slipway_vmm::{HotRegion, Template};
+use slipway_vmm::{EmptyVm, HotRegion, Template};
+
+use crate::spare::Spare;
 
 /// The help text.
 pub const HELP: &str = include_str!("help.txt");
@@ -30,6 +32,8 @@ pub struct Args {
     pub slots: u8,
     pub template: Template,
     pub kvm: Option<OwnedFd>,
+    /// The virtual machine, if it was made ahead. `kvm` is not used then.
+    pub vm: Option<EmptyVm>,
     pub memory: Option<OwnedFd>,
     pub hot_memory: Vec<HotRegion>,
     pub lease: Option<OwnedFd>,
@@ -68,6 +72,8 @@ impl Drop for Made {
 pub enum Parsed {
     /// Run a machine.
     Run(Box<Args>),
+    /// Wait for the command line of a machine.
+    Spare(Spare),
     /// Print this text and end.
     Print(String),
 }
@@ -75,15 +81,18 @@ pub enum Parsed {
 /// The default size of the guest's memory in MiB.
 const MEMORY_MIB: u64 = 256;
 
-/// Parses the command line.
+/// Parses the command line. The machine is made of `vm`, if that was made ahead.
 ///
 /// # Errors
 /// The fault in the command line, in one line.
-pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
+pub fn parse(
+    words: impl IntoIterator<Item = OsString>,
+    vm: Option<EmptyVm>,
+) -> Result<Parsed, String> {
     use lexopt::Arg::Long;
     let mut parser = lexopt::Parser::from_iter(words);
     let mut args = Args { name: "vm".into(), cpus: 1, ..Args::default() };
-    let mut memory = Memory::Mib(MEMORY_MIB);
+    let (mut memory, mut spare) = (Memory::Mib(MEMORY_MIB), None);
     while let Some(arg) = parser.next().map_err(|error| error.to_string())? {
         let Long(name) = arg else { return Err(arg.unexpected().to_string()) };
         let name = name.to_owned();
@@ -101,7 +110,9 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
             "hotplug-memory" => {
                 args.hot_memory.push(hot_region(value()?, args.hot_memory.len() + 1)?);
             }
-            "lease" => args.lease = Some(lease(&value()?)?),
+            "lease" => args.lease = Some(connection(&value()?, "--lease")?),
+            "spare" if vm.is_some() => return Err("--spare: this VMM was one".into()),
+            "spare" => spare = Some(connection(&value()?, "--spare")?),
             "pmem" if args.pmem.is_some() => return Err("--pmem is given more than once".into()),
             "pmem" => args.pmem = Some(open(&value()?, "the shared pages", false)?),
             "kvm" => args.kvm = Some(open(&value()?, "KVM", true)?),
@@ -122,13 +133,19 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
             _ => return Err(format!("there is no option --{name}; --help lists the options")),
         }
     }
+    let kvm = || open(&"/dev/kvm".into(), "KVM", true);
+    if let Some(socket) = spare {
+        let kvm = args.kvm.take().map_or_else(kvm, Ok)?;
+        return Ok(Parsed::Spare(Spare { socket, kvm }));
+    }
     check_start(&args, &memory)?;
     if args.max_cpus == 0 {
         args.max_cpus = args.cpus;
     }
-    if args.kvm.is_none() {
-        args.kvm = Some(open(&"/dev/kvm".into(), "KVM", true)?);
+    if args.kvm.is_none() && vm.is_none() {
+        args.kvm = Some(kvm()?);
     }
+    args.vm = vm;
     args.memory = Some(memory.open(&args.hot_memory)?);
     Ok(Parsed::Run(Box::new(args)))
 }
@@ -230,8 +247,8 @@ fn hot_region(value: OsString, number: usize) -> Result<HotRegion, String> {
     Ok(HotRegion { bytes: mib.saturating_mul(1 << 20), node: node.ok_or_else(wrong)? })
 }
 
-fn lease(value: &OsString) -> Result<OwnedFd, String> {
-    inherited(value)?.ok_or_else(|| "--lease takes an inherited descriptor, fd:N".into())
+fn connection(value: &OsString, option: &str) -> Result<OwnedFd, String> {
+    inherited(value)?.ok_or_else(|| format!("{option} takes an inherited descriptor, fd:N"))
 }
 
 /// Makes a sealed file of `mib` MiB.
@@ -273,7 +290,7 @@ mod tests {
 
     fn refused(words: &[&str]) -> String {
         let words = ["slipway-vmm"].iter().chain(words).map(OsString::from);
-        parse(words).expect_err("refused")
+        parse(words, None).expect_err("refused")
     }
 
     #[test]
@@ -298,6 +315,8 @@ mod tests {
             assert!(text.contains("is not SIZE[,NODE]"), "{text}");
         }
         assert!(refused(&["--kvm", "/nonexistent/kvm"]).contains("load kvm_intel or kvm_amd"));
+        assert!(refused(&["--spare", "/run/socket"]).contains("--spare takes an inherited"));
+        assert!(refused(&["--spare", "fd:999999"]).contains("999999 was not inherited"));
     }
 
     #[test]

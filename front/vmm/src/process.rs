@@ -15,7 +15,7 @@ use rustix::event::PollFlags;
 use serde_json::{Value, json};
 use slipway_vmm::board::{Board, End};
 use slipway_vmm::state::Saved;
-use slipway_vmm::{Ahead, Config, Machine, Running, Start, plug};
+use slipway_vmm::{Ahead, Config, EmptyVm, Machine, Running, Start, plug};
 
 use crate::args::Args;
 use crate::control::{Control, Incoming};
@@ -87,6 +87,10 @@ fn make_ahead(ahead: Ahead) -> Result<(), String> {
 fn configure(args: &mut Args, saved: Option<&Arc<Saved>>) -> Result<Config, String> {
     let missing = "the command line is incomplete";
     let stdout = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3);
+    let vm = match args.vm.take() {
+        Some(vm) => vm,
+        None => EmptyVm::new(args.kvm.take().ok_or(missing)?)?,
+    };
     let start = match saved {
         Some(saved) => Start::Saved(Arc::clone(saved)),
         None => Start::Kernel {
@@ -100,7 +104,7 @@ fn configure(args: &mut Args, saved: Option<&Arc<Saved>>) -> Result<Config, Stri
         max_cpus: args.max_cpus,
         slots: args.slots,
         template: args.template,
-        kvm: args.kvm.take().ok_or(missing)?,
+        vm,
         memory: args.memory.take().ok_or(missing)?,
         lease: args.lease.take(),
         shared: args.pmem.take(),

@@ -16,6 +16,8 @@ mod plug;
 mod ramdisk;
 #[path = "process/saved.rs"]
 mod saved;
+#[path = "process/spare.rs"]
+mod spare;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;

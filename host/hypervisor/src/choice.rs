@@ -22,7 +22,7 @@ use crate::native::{self, SlipwayVmm};
 use crate::qemu::{self, Qemu};
 use crate::{
     Accel, AccelChoice, AccelReport, BoxFuture, Capabilities, Error, Hypervisor, LeftVm, Result,
-    Vm, VmSpec, accel,
+    Spare, SpareSpec, Vm, VmSpec, accel, no_spares,
 };
 
 /// The VMM that a node is to use.
@@ -236,6 +236,24 @@ impl Hypervisor for Vmms {
 
     fn launch<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<Box<dyn Vm>>> {
         Box::pin(async move { self.choose(spec).await?.launch(spec).await })
+    }
+
+    fn launch_spare<'a>(&'a self, spec: &'a SpareSpec) -> BoxFuture<'a, Result<Spare>> {
+        Box::pin(async move {
+            let vmm = self.preview().vmm;
+            match vmm {
+                SLIPWAY_VMM => self.native()?.launch_spare(spec).await,
+                _ => no_spares(),
+            }
+        })
+    }
+
+    fn launch_in<'a>(
+        &'a self,
+        spare: Spare,
+        spec: &'a VmSpec,
+    ) -> BoxFuture<'a, Result<Box<dyn Vm>>> {
+        Box::pin(async move { self.choose(spec).await?.launch_in(spare, spec).await })
     }
 
     fn adopt<'a>(&'a self, left: &'a LeftVm) -> BoxFuture<'a, Result<Box<dyn Vm>>> {

@@ -10,6 +10,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use tokio::io::AsyncReadExt;
@@ -113,6 +114,18 @@ pub(crate) async fn copy_to_log(mut pipe: pipe::Receiver, mut log: CappedLog) ->
                 log = write.await.map_err(io::Error::other)?;
             }
         }
+    }
+}
+
+/// The task that reads the end of a VMM's standard error.
+pub(crate) type StderrTail = tokio::task::JoinHandle<io::Result<String>>;
+
+/// Returns the end of the standard error of a VMM that has ended. The pipe closes with the VMM; the
+/// limit is for a descriptor that another process holds.
+pub(crate) async fn last_words(tail: &mut StderrTail) -> String {
+    match tokio::time::timeout(Duration::from_secs(2), tail).await {
+        Ok(Ok(Ok(text))) => text,
+        _ => String::new(),
     }
 }
 

@@ -1,14 +1,11 @@
 //! How a VMM ended.
 
-use std::io;
 use std::time::Duration;
 
 use crate::VmExit;
+use crate::console::{StderrTail, last_words};
 use crate::process::{self, Process};
 use crate::qmp::Qmp;
-
-/// The task that reads the end of a VMM's standard error.
-pub(crate) type StderrTail = tokio::task::JoinHandle<io::Result<String>>;
 
 /// Returns how a process that has ended did so.
 pub(crate) async fn exit_of(
@@ -16,14 +13,11 @@ pub(crate) async fn exit_of(
     stderr: &mut StderrTail,
     qmp: Option<&Qmp>,
 ) -> VmExit {
-    // Both pipes close with the process; the limit is for a descriptor that another process holds.
-    let limit = Duration::from_secs(2);
-    let stderr = match tokio::time::timeout(limit, stderr).await {
-        Ok(Ok(Ok(text))) => text,
-        _ => String::new(),
-    };
+    let stderr = last_words(stderr).await;
     let reason = match qmp {
         Some(qmp) => {
+            // The channel closes with the process, as the pipe of standard error does.
+            let limit = Duration::from_secs(2);
             let _ = tokio::time::timeout(limit, qmp.drained()).await;
             qmp.last_shutdown()
         }

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::broadcast;
 
-use crate::{Accel, Error, LeftVm, Result, ShutdownReason, VmExit, VmRecord, VmSpec};
+use crate::{
+    Accel, Error, LeftVm, Result, ShutdownReason, Spare, SpareSpec, VmExit, VmRecord, VmSpec,
+};
 
 /// Takes the pages of a machine's memory, each with its offset in the memory, on a thread that may
 /// wait. An error of it ends the save.
@@ -68,6 +70,32 @@ pub trait Hypervisor: Send + Sync {
     ///
     /// Must be called within a tokio runtime that has I/O and time enabled.
     fn launch<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<Box<dyn Vm>>>;
+
+    /// Starts a VMM without a VM, ahead of a [launch in it](Hypervisor::launch_in). Returns once it
+    /// waits for its VM. After an error nothing is left.
+    ///
+    /// Must be called within a tokio runtime that has I/O and time enabled.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with a VMM that is not started ahead, or if VMs get such a one.
+    fn launch_spare<'a>(&'a self, spec: &'a SpareSpec) -> BoxFuture<'a, Result<Spare>> {
+        let _ = spec;
+        Box::pin(std::future::ready(no_spares()))
+    }
+
+    /// Starts a VM as [`launch`](Hypervisor::launch) does, in a VMM that was started ahead. If that
+    /// does not [fit](Spare::fits), or the VM gets another kind of VMM, it is ended first, and the
+    /// VM has a VMM of its own.
+    fn launch_in<'a>(
+        &'a self,
+        spare: Spare,
+        spec: &'a VmSpec,
+    ) -> BoxFuture<'a, Result<Box<dyn Vm>>> {
+        Box::pin(async move {
+            spare.end().await;
+            self.launch(spec).await
+        })
+    }
 
     /// Takes over a VM whose launcher has ended. Returns once the VM answers.
     ///
@@ -260,6 +288,11 @@ pub trait Vm: Send + Sync {
 
 pub(crate) fn saves_none<T>() -> Result<T> {
     let what = "only slipway-vmm saves a machine";
+    Err(Error::Unsupported { what })
+}
+
+pub(crate) fn no_spares<T>() -> Result<T> {
+    let what = "only slipway-vmm is started ahead of its VM";
     Err(Error::Unsupported { what })
 }
 

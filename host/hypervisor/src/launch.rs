@@ -10,22 +10,21 @@ use tokio::net::unix::pipe;
 
 use crate::assigned::GroupGrant;
 use crate::cage::Cage;
-use crate::console::{CappedLog, copy_to_log, make_fifo, open_fifo, read_tail};
+use crate::console::{CappedLog, StderrTail, copy_to_log, make_fifo, open_fifo, read_tail};
 use crate::control::{ANSWER_DEADLINE, connect};
-use crate::exit::{StderrTail, exit_of};
+use crate::exit::exit_of;
 use crate::files::{RemoveOnDrop, elsewhere, listen};
 use crate::process::{Launch, Process};
 use crate::qmp::Qmp;
 use crate::reconnect::Sockets;
+use crate::spare::Spare;
+use crate::unfinished::Unfinished;
 use crate::vm::{LaunchedVm, Supervised};
 use crate::{Accel, Error, LaunchTimes, LeftVm, Result, VmRecord, VmSpec, accel};
 
 /// The time that a VMM that runs already may take to answer. On a busy machine it may stand still
 /// for a while, and it is given up after this time. The wait ends with its process.
 const ADOPT_DEADLINE: Duration = Duration::from_secs(600);
-
-/// The time that a killed VMM may take to end.
-const END_DEADLINE: Duration = Duration::from_secs(10);
 
 /// A VMM's program: the part of a launch that differs from one VMM to another.
 pub(crate) trait Program: Clone + Send + Sync + 'static {
@@ -111,21 +110,31 @@ struct Prepared {
     grant: Option<GroupGrant>,
 }
 
-/// Opens and makes the resources that the VMM is given. Blocks on files; needs tokio's runtime.
-fn prepare<P: Program>(program: &P, spec: &VmSpec, accel: Accel) -> Result<Prepared> {
+/// Opens and makes the resources that the VMM is given, which runs already if it `is_spare`. Blocks
+/// on files; needs tokio's runtime.
+fn prepare<P: Program>(
+    program: &P,
+    spec: &VmSpec,
+    accel: Accel,
+    is_spare: bool,
+) -> Result<Prepared> {
     let log = CappedLog::create(&spec.console_log, VmSpec::CONSOLE_CAP)?;
     let mut launch = Launch::new(program.path(), &spec.run_dir);
-    launch.run_as(spec.credentials);
     launch.allow_io_uring(!spec.disks.is_empty());
     launch.allow_pinned_memory(spec.assigned.is_some());
-    launch.join(&spec.cgroup_procs)?;
     launch.run_on(spec.memory.cpus_for(spec.cpus.saturating_add(spec.plug_cpus)));
-    let kvm = match accel {
-        Accel::Kvm => {
-            Some(accel::open_kvm().map_err(|error| Error::file("open", accel::KVM_DEVICE, error))?)
+    let mut kvm = None;
+    if is_spare {
+        // It has its user, its control groups and its virtual machine.
+        launch.number_from(slipway_machine::spare::FIRST_FILE);
+    } else {
+        launch.run_as(spec.credentials);
+        launch.join(&spec.cgroup_procs)?;
+        if accel == Accel::Kvm {
+            let failed = |error| Error::file("open", accel::KVM_DEVICE, error);
+            kvm = Some(accel::open_kvm().map_err(failed)?);
         }
-        Accel::Tcg | Accel::Hollow => None,
-    };
+    }
     let names = Names::in_directory(&spec.run_dir);
     let control = listen(&names.control)?;
     let mut made = RemoveOnDrop(vec![names.control.clone()]);
@@ -158,16 +167,30 @@ pub(crate) async fn launch<P: Program>(
     spec: &VmSpec,
     accel: Accel,
 ) -> Result<LaunchedVm> {
+    launch_in(program, spec, accel, None).await
+}
+
+/// Starts a VM, in a VMM that was started ahead if there is one. It must fit the VM.
+pub(crate) async fn launch_in<P: Program>(
+    program: &P,
+    spec: &VmSpec,
+    accel: Accel,
+    spare: Option<Spare>,
+) -> Result<LaunchedVm> {
     spec.check()?;
     program.check(spec, accel)?;
     let (program, its) = (program.clone(), spec.clone());
-    let prepared = elsewhere(move || prepare(&program, &its, accel)).await?;
+    let is_spare = spare.is_some();
+    let prepared = elsewhere(move || prepare(&program, &its, accel, is_spare)).await?;
     let Prepared { launch, log, console, errors, control, made, grant } = prepared;
     let spawned = Instant::now();
-    let cage = launch.cage();
-    let mut process = Unfinished(Some(launch.spawn(console.0, errors.0).await?));
+    let cage = launch.cage().map(|cage| (cage, spec.plug_slots > 0));
+    let (mut process, cage) = match spare {
+        // Its cage is closed.
+        Some(spare) => (spare.begin(launch, console.0, errors.0).await?, None),
+        None => (Unfinished::new(launch.spawn(console.0, errors.0).await?), cage),
+    };
     let console = tokio::spawn(copy_to_log(console.1, log));
-    let cage = cage.map(|cage| (cage, spec.plug_slots > 0));
     let started = start_up::<P>(process.get(), errors.1, &control, cage).await;
     // The VMM has opened the group by now, or it ends.
     drop(grant);
@@ -270,36 +293,6 @@ async fn answer<P: Program>(
         _ = process.exited() => {}
     }
     Err(Error::Died { exit: Box::new(exit_of(process, &mut stderr, None).await) })
-}
-
-/// A process whose launch is not finished. Dropping this kills the process.
-struct Unfinished(Option<Process>);
-
-impl Unfinished {
-    fn get(&mut self) -> &mut Process {
-        self.0.as_mut().expect("present until finish, which consumes self")
-    }
-
-    /// Kills the process and waits until it has ended.
-    async fn end(&mut self) {
-        let process = self.get();
-        if process.kill().is_ok() {
-            // A process that does not end in time is reaped on another thread.
-            let _ = tokio::time::timeout(END_DEADLINE, process.exited()).await;
-        }
-    }
-
-    fn finish(mut self) -> Process {
-        self.0.take().expect("present until finish, which consumes self")
-    }
-}
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        if let Some(process) = &mut self.0 {
-            process.end_elsewhere();
-        }
-    }
 }
 
 #[cfg(test)]

@@ -32,6 +32,9 @@
 //! of the VM's functions know the file and accept no other. Beside it, a `slipway-vmm` can be given
 //! pages that guests share and only read ([`SharedPages`]).
 //!
+//! A `slipway-vmm` can be started ahead of its VM, as a [`Spare`] ([`Hypervisor::launch_spare`],
+//! [`Hypervisor::launch_in`]).
+//!
 //! A process that serves functions of one VM alone is started in the same way, as a [`Helper`].
 //! Files of the host come to it as [`Tree`]s.
 //!
@@ -93,8 +96,10 @@ mod reconnect;
 mod rest;
 mod saved;
 mod shared;
+mod spare;
 mod spec;
 mod tree;
+mod unfinished;
 mod vm;
 
 pub use accel::{Accel, AccelChoice, AccelReport};
@@ -109,12 +114,13 @@ pub use identity::{VmRecord, reap_leftover};
 pub use interface::{
     BoxFuture, Capabilities, CpuSlot, Hypervisor, LaunchTimes, MemoryDevice, PageSink, Vm, VmEvent,
 };
-pub(crate) use interface::{no_hot_memory, no_hot_plug, saves_none};
+pub(crate) use interface::{no_hot_memory, no_hot_plug, no_spares, saves_none};
 pub use memory::GuestMemory;
 pub use shared::SharedPages;
 pub use slipway_machine::{HotRegion, MAX_STATE_BYTES, Template as CpuTemplate};
 pub use slipway_numa::Topology;
 pub use slipway_pool_wire::{Page, TemplateName, WireError};
+pub use spare::{Spare, SpareSpec};
 pub use spec::{
     AssignedFunction, Credentials, DiskModel, EmulatedDisk, EmulatedNic, FreePages, LeftVm,
     NicModel, VmSpec,

@@ -9,6 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
+use rustix::event::PollFlags;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::CpuSet;
 use slipway_syscall_filter::Program;
@@ -37,6 +38,8 @@ pub(crate) struct Launch {
     entries: Vec<File>,
     cpus: Option<CpuSet>,
     passed: Vec<OwnedFd>,
+    /// The number of the next descriptor in a process that runs already and is sent them.
+    next: Option<RawFd>,
     cage: Option<Cage>,
     io_uring: bool,
     holes: Holes,
@@ -56,6 +59,7 @@ impl Launch {
             entries: Vec::new(),
             cpus: None,
             passed: Vec::new(),
+            next: None,
             cage: Cage::of_launcher(),
             io_uring: false,
             holes: Holes::None,
@@ -124,10 +128,23 @@ impl Launch {
         self.cpus = cpus;
     }
 
-    /// Passes a descriptor to the child and returns its number there, which is the same as here:
-    /// the child has a copy of the table, so no descriptor has to be moved.
+    /// Has a process that runs already be sent all of this. Its descriptors are numbered from
+    /// `first` on.
+    pub(crate) fn number_from(&mut self, first: RawFd) {
+        self.next = Some(first);
+    }
+
+    /// Returns the arguments, the descriptors and the CPUs, for a process that runs already.
+    pub(crate) fn into_message(self) -> (Vec<OsString>, Vec<OwnedFd>, Option<CpuSet>) {
+        (self.arguments, self.passed, self.cpus)
+    }
+
+    /// Passes a descriptor to the child and returns its number there. A child that is yet to start
+    /// has a copy of the table, so the number is the same as here, and no descriptor has to be
+    /// moved.
     pub(crate) fn pass(&mut self, fd: OwnedFd) -> RawFd {
-        let number = fd.as_raw_fd();
+        let number = self.next.unwrap_or_else(|| fd.as_raw_fd());
+        self.next = self.next.map(|next| next + 1);
         self.passed.push(fd);
         number
     }
@@ -304,6 +321,11 @@ impl Process {
         identity::kill(self.pidfd.get_ref())
     }
 
+    /// Returns whether the process has ended, without waiting.
+    pub(crate) fn has_ended(&self) -> bool {
+        !slipway_peer::ready(self.pidfd.get_ref(), PollFlags::IN).is_empty()
+    }
+
     /// Waits for the end of the process and reaps it. Returns `None` if it is no child of ours:
     /// only the parent learns the status. May be cancelled and called again.
     pub(crate) async fn exited(&mut self) -> io::Result<Option<ExitStatus>> {
@@ -339,7 +361,8 @@ impl Drop for Unwatched {
     }
 }
 
-fn watch(pidfd: OwnedFd) -> Result<AsyncFd<OwnedFd>> {
+/// Watches a descriptor for bytes, or for the end of its process.
+pub(crate) fn watch(pidfd: OwnedFd) -> Result<AsyncFd<OwnedFd>> {
     // SAFETY: the OwnedFd moves into the AsyncFd, which hands out shared references only, so it
     // stays open and the same until the AsyncFd is dropped.
     let watched = unsafe { AsyncFd::register_with_interest(pidfd, tokio::io::Interest::READABLE) };

@@ -196,6 +196,12 @@ impl VmSpec {
         !self.disks.is_empty() || self.nic.is_some() || self.assigned.is_some()
     }
 
+    /// Returns whether the VMM makes holes in the guest's memory: it gives back what the guest has
+    /// unplugged, or reported as free.
+    pub(crate) fn makes_holes(&self) -> bool {
+        self.free_pages == FreePages::GivenBack || !self.hot_memory.is_empty()
+    }
+
     /// The slot of the first function on the root bus; lower slots belong to the agent's port and
     /// other devices.
     pub(crate) const FIRST_SLOT: usize = 4;

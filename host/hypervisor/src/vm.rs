@@ -10,7 +10,8 @@ use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 
 use crate::cage::{Cage, PLACE};
-use crate::exit::{StderrTail, exit_of};
+use crate::console::StderrTail;
+use crate::exit::exit_of;
 use crate::files::{connect, elsewhere, remove};
 use crate::pages::PageStream;
 use crate::process::Process;

@@ -1,7 +1,8 @@
 //! The agreement between `slipway-vmm`, the programs that start it, and the runtime of sandboxes:
 //! the processor that a guest sees ([`Template`]), regions of hot-plug memory ([`HotRegion`]),
-//! the size of a saved machine ([`MAX_STATE_BYTES`]), the stream of its memory ([`pages`]), and the
-//! time for which a guest waits for a function's server ([`FUNCTION_PATIENCE`]).
+//! the size of a saved machine ([`MAX_STATE_BYTES`]), the stream of its memory ([`pages`]), the
+//! message to a VMM that was started ahead ([`spare`]), and the time for which a guest waits for a
+//! function's server ([`FUNCTION_PATIENCE`]).
 //!
 //! A [`Host`] is what KVM offers on a machine. [`Host::features`] makes of it the CPUID leaves of
 //! one virtual CPU. It is a pure function of the host, the template, and the number of the CPU, so
@@ -24,6 +25,7 @@ mod hot_memory;
 mod level;
 mod offer;
 pub mod pages;
+pub mod spare;
 mod whole;
 
 pub use error::{Error, Result};

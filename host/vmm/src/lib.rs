@@ -3,8 +3,9 @@
 //!
 //! How the pieces meet:
 //! - [`Machine::new`] makes everything of a [`Config`]: the guest's memory ([`memory`]) with the
-//!   kernel in it ([`loader`]) and the tables that describe the machine ([`acpi`]), KVM's virtual
-//!   machine, the CPUs, whose features `slipway-machine` makes of a template.
+//!   kernel in it ([`loader`]) and the tables that describe the machine ([`acpi`]), the CPUs, whose
+//!   features `slipway-machine` makes of a template. KVM's virtual machine is made before, maybe
+//!   long before ([`EmptyVm`]).
 //! - [`Ahead`] makes huge pages of the memory that the guest will touch first, on a thread of its
 //!   own.
 //! - A guest may share read-only pages with other guests ([`shared`]): one file in the host's
@@ -86,5 +87,5 @@ pub mod written;
 
 pub use ahead::Ahead;
 pub use error::{Error, Result};
-pub use machine::{Chassis, Config, Machine, Parts, Running, Saver, Start};
-pub use slipway_machine::{HotRegion, Template};
+pub use machine::{Chassis, Config, EmptyVm, Machine, Parts, Running, Saver, Start};
+pub use slipway_machine::{HotRegion, Template, spare};

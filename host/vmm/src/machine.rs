@@ -1,5 +1,6 @@
 //! Makes a machine of its configuration, and holds it together.
 
+mod empty;
 mod make;
 mod save;
 
@@ -21,8 +22,8 @@ use crate::pci::Bus;
 use crate::routes::Routes;
 use crate::state::Saved;
 use crate::{Error, Result, acpi, layout, plug, seat};
-use make::split_interrupt_controller;
-use make::{Offer, Origin, begin, check, check_counts, make_cpus, make_ram, random};
+pub use empty::EmptyVm;
+use make::{Offer, Origin, begin, check_counts, make_cpus, make_ram, random};
 use save::Traits;
 pub use save::{Parts, Saver};
 
@@ -39,8 +40,8 @@ pub struct Config {
     pub slots: u8,
     /// The processor that the guest sees.
     pub template: Template,
-    /// The KVM device.
-    pub kvm: OwnedFd,
+    /// KVM's virtual machine, which this one is made of.
+    pub vm: EmptyVm,
     /// The guest's memory: a memfd that is sealed against shrinking; its size is the size of the
     /// RAM and of the regions of hot-plug memory.
     pub memory: OwnedFd,
@@ -128,15 +129,14 @@ impl Machine {
     /// # Errors
     /// [`Error`]; nothing is left.
     pub fn new(config: Config) -> Result<Self> {
-        let Config { cpus, max_cpus, slots, template, kvm, console, start, .. } = config;
+        let Config { cpus, max_cpus, slots, template, vm, console, start, .. } = config;
         let hot = &config.hot_memory;
         let reports = config.free_page_reporting;
         check_counts(cpus, max_cpus, slots, hot.len() + usize::from(reports))?;
-        let kvm = check(kvm)?;
+        let EmptyVm { kvm, vm } = vm;
         let source = (config.memory, config.lease);
         let ram = Arc::new(make_ram(&kvm, source, config.shared, hot)?);
-        let vm = Arc::new(kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?);
-        split_interrupt_controller(&vm)?;
+        let vm = Arc::new(vm);
         let mut memory_slots = MemorySlots::begin(&vm, &ram)?;
         let offer = Offer::new(&kvm, template, max_cpus)?;
         let counts = [cpus, max_cpus, slots.into()];

@@ -130,19 +130,24 @@ pub(crate) fn leave_asked(record: &mut Record) {
     record.memory = record.memory.at_least(least);
 }
 
-/// Chooses the group of a sandbox that is about to start. The first part is a group of the pool,
-/// or `None` if the pool has none ready. The caller saves the second part in the record before it
-/// uses the group. Makes no system call.
+/// Chooses the group of a sandbox that is about to start: the one that its VMM, which was started
+/// `ahead`, is in, or another one. The first part is a group of the pool, or `None` if the pool has
+/// none ready. The caller saves the second part in the record before it uses the group. Makes no
+/// system call.
 ///
 /// Both parts are `None` for a sandbox that is asked to have a group. [`prepare`] records that
 /// group once it is known to be nobody else's: the processes in a recorded group are killed after
 /// a crash of the daemon.
-pub(crate) fn choose(node: &Node, sandbox: &Sandbox) -> (Option<Group>, Option<ControlGroup>) {
+pub(crate) fn choose(
+    node: &Node,
+    sandbox: &Sandbox,
+    ahead: Option<Group>,
+) -> (Option<Group>, Option<ControlGroup>) {
     if sandbox.look(|record| record.confinement.asks_for_group()) {
         return (None, None);
     }
     let id = sandbox.id.as_str();
-    let taken = node.cgroups.take();
+    let taken = ahead.or_else(|| node.cgroups.take());
     let (name, before) = match &taken {
         Some(group) => (group.name(), group.before()),
         None => (id, Counters::default()),

@@ -81,6 +81,9 @@ pub struct Config {
     /// The number of control groups that the daemon makes ahead for VMMs. 0: each is made when its
     /// sandbox starts.
     pub cgroup_pool: u32,
+    /// The number of VMMs that the daemon starts ahead, at most 64. Each waits in a control group
+    /// of the pool, with one of the user ids for VMMs. 0: each is started when its sandbox starts.
+    pub spare_vmms: u32,
     /// The parent of the control groups of VMMs, relative to the root of each hierarchy. A group
     /// that is delegated to the daemon is given here, as in
     /// "/system.slice/slipway.service/sandboxes".
@@ -210,6 +213,7 @@ impl Default for Config {
             free_page_reporting: false,
             shared_root_bytes: 1 << 30,
             cgroup_pool: 16,
+            spare_vmms: 0,
             cgroup_parent: "/slipway".into(),
             pod_cgroups: None,
             cpus: 1,
@@ -426,6 +430,14 @@ mod tests {
         let error = wrong.forks_many().unwrap_err().to_string();
         assert_eq!(error, "templates = \"on\": auto or off");
         assert!(many.check_cpus().unwrap_err().to_string().starts_with("pod_max_cpus = 33"));
+        let spares = |spare_vmms, cgroup_pool| {
+            let config = Config { spare_vmms, cgroup_pool, ..config.clone() };
+            config.check_cgroups().map_err(|error| error.to_string())
+        };
+        assert_eq!((spares(64, 1), spares(0, 0)), (Ok(()), Ok(())));
+        assert_eq!(spares(65, 16).unwrap_err(), "spare_vmms = 65: at most 64");
+        let error = spares(1, 0).unwrap_err();
+        assert!(error.starts_with("spare_vmms = 1: needs cgroup_pool"), "{error}");
         let small = Config { pod_log_bytes: checks::LEAST_POD_LOGS - 1, ..config };
         assert!(small.check_logs().unwrap_err().to_string().starts_with("pod_log_bytes"));
     }

@@ -26,6 +26,7 @@ use crate::look::Looks;
 use crate::record::{SandboxState, Store};
 use crate::sandbox::Sandbox;
 use crate::shared_root::SharedRoots;
+use crate::shelf::Spares;
 use crate::starts::Starts;
 use crate::target::Target;
 use crate::templates::{Automatic, Templates};
@@ -91,6 +92,8 @@ pub struct Node {
     pub(crate) automatic: Arc<Automatic>,
     /// The control groups that were made ahead.
     pub(crate) cgroups: Arc<Pool>,
+    /// The VMMs that were started ahead.
+    pub(crate) spares: Spares,
     /// Counts of starts.
     pub(crate) starts: Starts,
     /// The source of the spans of calls and starts.
@@ -121,6 +124,7 @@ impl Node {
             templates,
             automatic: Arc::default(),
             cgroups: Arc::new(cgroups),
+            spares: Spares::default(),
             starts: Starts::default(),
             tracer: parts.tracer,
             plane: parts.plane,
@@ -226,6 +230,11 @@ impl Node {
     /// disks.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the VMMs that no sandbox has. Called before their control groups are removed.
+    pub async fn close_spares(&self) {
+        self.spares.close().await;
     }
 
     /// Removes the control groups that no sandbox has. Waits for the kernel; called last.

@@ -20,7 +20,7 @@ use crate::running::Running;
 use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::{
-    Error, Result, adopt, cgroup, life, network, old_layers, pause, pod_functions, release,
+    Error, Result, adopt, cgroup, life, network, old_layers, pause, pod_functions, release, spares,
     to_file, volume,
 };
 
@@ -63,6 +63,7 @@ impl Node {
         if all_read {
             pod_functions::reconcile(self).await;
         }
+        spares::keep(self);
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
 use slipway_cgroup::{Group, Limits};
-use slipway_hypervisor::{FreePages, GuestMemory, Vm, VmSpec};
+use slipway_hypervisor::{FreePages, GuestMemory, Spare, Vm, VmSpec};
 use slipway_plane_api::v1 as plane_v1;
 use slipway_telemetry::monotonic_ns;
 
@@ -26,6 +26,7 @@ use crate::reach::reach;
 use crate::record::{BootRecord, ControlGroup, Record, SandboxState, ShareServer};
 use crate::running::{Carry, Running, blame, or_end};
 use crate::sandbox::Sandbox;
+use crate::shelf::Ahead;
 use crate::snapshot::go_on::go_on;
 use crate::sockets::ServedFunction;
 use crate::stages::{Stages, dma_stages, guest_stages};
@@ -33,7 +34,7 @@ use crate::target::Target;
 use crate::templates::Template;
 use crate::{
     Error, Result, automatic, cgroup, copies, fork, function, network, oom_score, placement,
-    pod_disks, pod_functions, reporting, resize, root, shares, sockets,
+    pod_disks, pod_functions, reporting, resize, root, shares, sockets, spares,
 };
 
 pub(crate) use self::machine::{accelerator, leaves_choice};
@@ -108,9 +109,12 @@ pub(crate) async fn boot_guest(
     sandbox: &Arc<Sandbox>,
     stages: &Stages<'_>,
 ) -> Result<Booted> {
-    let uid = node.uids.claim()?;
+    let (uid, ahead, spare) = match spares::take(node, sandbox) {
+        Some(Ahead { spare, uid, group }) => (uid, Some(group), Some(spare)),
+        None => (node.uids.claim()?, None, None),
+    };
     choose_parent(node, sandbox, uid).await;
-    let (taken, group) = cgroup::choose(node, sandbox);
+    let (taken, group) = cgroup::choose(node, sandbox, ahead);
     record_start(sandbox, uid, group).await?;
     let (template, memory) = stages.run("memory", begin_memory(node, sandbox, uid)).await?;
     if let Some(template) = &template {
@@ -140,7 +144,7 @@ pub(crate) async fn boot_guest(
     // `_asked` is held until the VMM runs; from then on the VMM's connection keeps the function.
     let (paths, _asked) = stages.run("vf-attach", serve).await?;
     spec.vfio_user_sockets = paths;
-    let vm = boot.launch(spec).await?;
+    let vm = boot.launch(spec, spare).await?;
     let at_ns = monotonic_ns();
     let agent = match &template {
         None => boot.first_answer(&*vm, at_ns).await?,
@@ -284,17 +288,14 @@ impl Boot<'_> {
         Ok((paths, asked))
     }
 
-    /// Starts the VMM and records it.
+    /// Starts the VMM, or has the one that was started ahead run the VM, and records it.
     ///
     /// # Errors
     /// Those of the VMM, of its placement and of saving the record; [`Error::Stopped`] if the
     /// sandbox is being stopped.
-    async fn launch(&self, spec: VmSpec) -> Result<Arc<dyn Vm>> {
+    async fn launch(&self, spec: VmSpec, spare: Option<Spare>) -> Result<Arc<dyn Vm>> {
         let &Self { node, sandbox, stages, .. } = self;
-        let launched = {
-            let launch = async { Ok(Arc::from(node.hypervisor.launch(&spec).await?)) };
-            stages.run("vmm", launch).await
-        };
+        let launched = stages.run("vmm", spares::launch(node, spare, &spec)).await;
         if sandbox.look(|record| record.saving.is_for_template()) {
             sandbox.hold_memory(Some(spec.memory.clone()));
         }

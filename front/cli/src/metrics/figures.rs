@@ -176,6 +176,22 @@ impl Figures {
         counters(to, ("control_group_events", help), sums.map(|(one, n)| ([("event", one)], n)))
     }
 
+    fn encode_spare_vmms(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(spares) = self.starts.spare_vmms else { return Ok(()) };
+        let help = "VMMs that were started ahead and that no sandbox has";
+        gauges(to, ("spare_vmms", help, None), single(spares.ready))?;
+        let sums = [
+            ("started", spares.started),
+            ("taken", spares.taken),
+            ("unfit", spares.unfit),
+            ("missed", spares.missed),
+            ("failed", spares.failed),
+        ];
+        let help = "Events of VMMs that are started ahead; unfit: taken, and not used after all; \
+                    missed: a sandbox found none ready";
+        counters(to, ("spare_vmm_events", help), sums.map(|(one, n)| ([("event", one)], n)))
+    }
+
     fn encode_traces(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let Some(traces) = self.starts.traces else { return Ok(()) };
         let outcomes = [("sent", traces.sent_spans), ("dropped", traces.dropped_spans)];
@@ -308,6 +324,7 @@ impl Collector for Figures {
         self.encode_saved(&mut to)?;
         self.encode_cni(&mut to)?;
         self.encode_control_groups(&mut to)?;
+        self.encode_spare_vmms(&mut to)?;
         self.encode_traces(&mut to)?;
         self.encode_endpoints(&mut to)?;
         self.encode_io(&mut to)?;

@@ -6,7 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slipway_hypervisor::{GuestMemory, Hypervisor, TemplateName, Topology, Vm, VmSpec};
+use slipway_hypervisor::{
+    GuestMemory, Hypervisor, Spare, SpareSpec, TemplateName, Topology, Vm, VmSpec,
+};
 use slipway_keeper::Keeper;
 use slipway_pool::{Pool, SLOTS, Settings, Shelves};
 use tokio::net::UnixStream;
@@ -21,12 +23,14 @@ const AFTERMATH: Duration = Duration::from_millis(500);
 /// Boots a VM, saves it once its agent has prepared the guest for that and the guest rests, and
 /// starts `count` VMs that begin with it, one after the other. Prints the microseconds from asking
 /// for memory to the agent's first byte, of the boot and of each fork. Pages that the first fork
-/// has touched are copied ahead for the next ones, as a node has it. Returns `false` if an agent
-/// did not answer within `limit`.
+/// has touched are copied ahead for the next ones, as a node has it. With `ahead`, each fork has a
+/// VMM that was started before its memory was asked for. Returns `false` if an agent did not answer
+/// within `limit`.
 pub async fn measure(
     hypervisor: &dyn Hypervisor,
     spec: VmSpec,
     count: usize,
+    ahead: bool,
     limit: Duration,
 ) -> bool {
     let bytes = spec.memory.bytes();
@@ -53,13 +57,23 @@ pub async fn measure(
     pool.add_template(name, template).unwrap();
     end(&*vm).await;
     let (state, topology) = (Arc::new(state), Topology::of_host());
+    let VmSpec { credentials, cgroup_procs, .. } = spec.clone();
+    let spare_spec = SpareSpec { credentials, cgroup_procs, gives_back: false };
     for number in 0..count {
+        let spare = match ahead {
+            true => Some(hypervisor.launch_spare(&spare_spec).await.unwrap()),
+            false => None,
+        };
         tokio::time::sleep(AFTERMATH).await;
         let begun = Instant::now();
         let memory = GuestMemory::of_template(&socket, bytes, name, &topology).unwrap();
         let identity = memory.identity().unwrap();
         let fork = VmSpec { memory, restore: Some(Arc::clone(&state)), ..spec.clone() };
-        let vm = hypervisor.launch(&fork).await.unwrap();
+        let process = spare.as_ref().map(Spare::pid);
+        let vm = match spare {
+            Some(spare) => hypervisor.launch_in(spare, &fork).await.unwrap(),
+            None => hypervisor.launch(&fork).await.unwrap(),
+        };
         let launched = begun.elapsed();
         if answer(&spec.agent_socket, limit).await.is_none() {
             return false;
@@ -67,6 +81,7 @@ pub async fn measure(
         let name_of = if number == 0 { "first" } else { "fork" };
         println!("{name_of}={}", begun.elapsed().as_micros());
         println!("{name_of}-vmm={}", launched.as_micros());
+        assert!(process.is_none_or(|pid| vm.record().pid == pid), "another VMM was started");
         if number == 0 {
             let touched = pool.copied(identity).unwrap();
             let sum: u64 = touched.iter().map(|range| range.end - range.start).sum();

@@ -1,11 +1,11 @@
 //! Boots one VM on KVM, as a sandbox is booted, and measures the time to its agent:
-//! `boot agent|init|fork|memory q35|PROGRAM KERNEL INITRAMFS CPUS`.
+//! `boot agent|init|fork|spare|memory q35|PROGRAM KERNEL INITRAMFS CPUS`.
 //!
 //! `q35` is QEMU; PROGRAM is a `slipway-vmm`. With `agent` the microseconds from the start of the
 //! VMM's process to the first byte from the agent's port are printed, and the VM is killed. With
 //! `init` the guest has to end its VM by itself. With `fork` the VM is saved, and others begin with
-//! it (`fork`); with `memory` the memory that they take is printed (`memory`). Status: 3 if a guest
-//! took longer than [`LIMIT`] allows.
+//! it (`fork`); with `spare` they do so in VMMs that were started before; with `memory` the memory
+//! that they take is printed (`memory`). Status: 3 if a guest took longer than [`LIMIT`] allows.
 #![allow(clippy::unwrap_used)] // A measurement that fails has nothing to say.
 
 mod agent;
@@ -28,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(4);
 /// The number of forks that are measured.
 const FORKS: usize = 6;
 
-const USAGE: &str = "usage: boot agent|init|fork|memory q35|PROGRAM KERNEL INITRAMFS CPUS";
+const USAGE: &str = "usage: boot agent|init|fork|spare|memory q35|PROGRAM KERNEL INITRAMFS CPUS";
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
@@ -40,10 +40,10 @@ async fn main() {
     let spec = spec(&directory, Path::new(kernel), Path::new(initramfs), cpus);
     let hypervisor = hypervisor(Path::new(vmm), &directory);
     let limit = LIMIT * cpus;
-    if let Some(what @ ("fork" | "memory")) = until.to_str() {
+    if let Some(what @ ("fork" | "spare" | "memory")) = until.to_str() {
         let measured = match what {
-            "fork" => fork::measure(&*hypervisor, spec, FORKS, limit).await,
-            _ => memory::measure(&*hypervisor, spec, limit).await,
+            "memory" => memory::measure(&*hypervisor, spec, limit).await,
+            _ => fork::measure(&*hypervisor, spec, FORKS, what == "spare", limit).await,
         };
         std::fs::remove_dir_all(&directory).unwrap();
         std::process::exit(if measured { 0 } else { 3 });

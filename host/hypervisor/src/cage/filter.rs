@@ -69,6 +69,13 @@ pub(crate) enum Holes {
     Small,
 }
 
+impl Holes {
+    /// Returns the holes that a VMM may punch, which gives memory back or does not.
+    pub(crate) fn of(gives_back: bool) -> Self {
+        if gives_back { Self::Small } else { Self::None }
+    }
+}
+
 /// Returns the filter of a cage. With `own_disks`, the VMM emulates disks itself, and may do more
 /// than `holes` says.
 pub(crate) fn filter(own_disks: bool, holes: Holes) -> Program {

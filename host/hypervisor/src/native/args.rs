@@ -102,8 +102,7 @@ impl Program for Binary {
 
 /// Returns the holes that the VMM may make in its guest's memory.
 fn holes(spec: &VmSpec) -> Holes {
-    let gives_back = spec.free_pages == FreePages::GivenBack || !spec.hot_memory.is_empty();
-    if gives_back { Holes::Small } else { Holes::None }
+    Holes::of(spec.makes_holes())
 }
 
 fn open(path: &Path) -> Result<OwnedFd> {

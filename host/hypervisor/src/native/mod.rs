@@ -10,7 +10,7 @@ use crate::launch::Program;
 use crate::probe::Probe;
 use crate::{
     Accel, AccelChoice, AccelReport, BoxFuture, Capabilities, Error, Hypervisor, LeftVm, Result,
-    Vm, VmSpec, accel, launch,
+    Spare, SpareSpec, Vm, VmSpec, accel, launch,
 };
 
 /// Host memory in bytes that a `slipway-vmm` needs beside its guest's memory, page tables included.
@@ -82,6 +82,26 @@ impl Hypervisor for SlipwayVmm {
         Box::pin(async move {
             let accel = Self::check_kvm(spec.accel)?;
             let vm = launch::launch(&self.binary, spec, accel).await?;
+            Ok(Box::new(vm) as Box<dyn Vm>)
+        })
+    }
+
+    fn launch_spare<'a>(&'a self, spec: &'a SpareSpec) -> BoxFuture<'a, Result<Spare>> {
+        Box::pin(Spare::start(self.path(), spec))
+    }
+
+    fn launch_in<'a>(
+        &'a self,
+        spare: Spare,
+        spec: &'a VmSpec,
+    ) -> BoxFuture<'a, Result<Box<dyn Vm>>> {
+        Box::pin(async move {
+            if !spare.fits(spec) {
+                spare.end().await;
+                return self.launch(spec).await;
+            }
+            let accel = Self::check_kvm(spec.accel)?;
+            let vm = launch::launch_in(&self.binary, spec, accel, Some(spare)).await?;
             Ok(Box::new(vm) as Box<dyn Vm>)
         })
     }

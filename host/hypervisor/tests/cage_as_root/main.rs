@@ -7,6 +7,8 @@
 
 mod attacks;
 mod taken_over;
+#[path = "../native/wait.rs"]
+mod wait;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -23,8 +25,8 @@ use std::time::Duration;
 use slipway_hypervisor::native::SlipwayVmm;
 use slipway_hypervisor::qemu::Qemu;
 use slipway_hypervisor::{
-    Accel, AccelChoice, CpuTemplate, Credentials, FreePages, GuestMemory, Hypervisor, VmSpec,
-    reap_leftover,
+    Accel, AccelChoice, CpuTemplate, Credentials, FreePages, GuestMemory, Hypervisor, Spare,
+    SpareSpec, VmSpec, reap_leftover,
 };
 
 use attacks::Targets;
@@ -186,7 +188,7 @@ async fn a_qemu_that_was_taken_over_reaches_nothing() {
     }
     let host = Host::new();
     let qemu = Qemu::at(&host.program(), &host.directory.path().join("cache")).unwrap();
-    reaches_nothing(&host, &qemu, Accel::Tcg).await;
+    reaches_nothing(&host, &qemu, Accel::Tcg, None).await;
 }
 
 #[tokio::test]
@@ -198,18 +200,42 @@ async fn a_slipway_vmm_that_was_taken_over_reaches_nothing() {
     }
     let host = Host::new();
     let native = SlipwayVmm::new(host.program(), &host.directory.path().join("cache"));
-    reaches_nothing(&host, &native, Accel::Kvm).await;
+    reaches_nothing(&host, &native, Accel::Kvm, None).await;
 }
 
-async fn reaches_nothing(host: &Host, vmm: &dyn Hypervisor, accel: Accel) {
+#[tokio::test]
+async fn a_slipway_vmm_that_was_started_ahead_reaches_nothing() {
+    let name = "a_slipway_vmm_that_was_started_ahead_reaches_nothing";
+    let kvm = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
+    if !rustix::process::geteuid().is_root() || kvm.is_err() {
+        return println!("SKIPPED: {name}: needs root, and /dev/kvm, of which nothing is used");
+    }
+    let host = Host::new();
+    let native = SlipwayVmm::new(host.program(), &host.directory.path().join("cache"));
+    let ahead = SpareSpec { credentials: Some(USER), cgroup_procs: Vec::new(), gives_back: false };
+    let spare = native.launch_spare(&ahead).await.unwrap();
+    // Its cage is closed before it knows of any VM.
+    assert_eq!(fs::read_dir(format!("/proc/{}/root", spare.pid())).unwrap().count(), 0);
+    reaches_nothing(&host, &native, Accel::Kvm, Some(spare)).await;
+}
+
+/// Launches the program in the place of `vmm`, in the spare if there is one, and checks that none
+/// of its attacks succeeds.
+async fn reaches_nothing(host: &Host, vmm: &dyn Hypervisor, accel: Accel, spare: Option<Spare>) {
     let open = reached(host.outside().iter().map(String::as_str));
     println!("open without the cage: {open:?}");
     for way in attacks::OPEN_WITHOUT_A_CAGE {
         assert!(open.iter().any(|reached| reached == way), "{way} proves nothing: {open:?}");
     }
     let spec = host.spec(accel);
-    let vm = tokio::time::timeout(LIMIT, vmm.launch(&spec)).await.unwrap().unwrap();
+    let ahead = spare.as_ref().map(Spare::pid);
+    let launched = match spare {
+        Some(spare) => vmm.launch_in(spare, &spec),
+        None => vmm.launch(&spec),
+    };
+    let vm = tokio::time::timeout(LIMIT, launched).await.unwrap().unwrap();
     let pid = vm.record().pid;
+    assert!(ahead.is_none_or(|ahead| ahead == pid));
     let text = console(&spec).await;
     assert_eq!(reached(text.lines()), Vec::<String>::new(), "{text}");
     let tried = text.lines().filter(|line| line.starts_with("refused ")).count();

@@ -7,9 +7,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 use super::DONE;
 use super::attacks::{self, Targets};
+use super::wait;
 
 fn arguments() -> Option<String> {
-    std::env::var("VMM_ARGUMENTS").ok()
+    std::env::var("VMM_ARGUMENTS").ok().map(wait::for_arguments)
 }
 
 /// Returns the listening socket of the control channel, as QEMU or `slipway-vmm` is given it.

@@ -4,6 +4,8 @@
 #![allow(unsafe_code)] // The program takes over descriptors by their numbers.
 
 mod program;
+mod spare;
+mod wait;
 
 use std::fs;
 use std::io::{Read, Write};

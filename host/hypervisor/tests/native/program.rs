@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex};
 use rustix::net::RecvFlags;
 use slipway_peer::Bin;
 
+use super::wait;
+
 /// The functions without a connection, those that are broken for good, and the client of the
 /// control channel.
 #[derive(Default)]
@@ -151,6 +153,8 @@ fn serve(shared: &Shared, client: &UnixStream) {
 #[ignore = "started as the VMM"]
 fn main() {
     let Ok(arguments) = std::env::var("VMM_ARGUMENTS") else { return };
+    let is_spare = arguments.contains("--spare");
+    let arguments = wait::for_arguments(arguments);
     let words: Vec<_> = arguments.split(' ').collect();
     let all = |option: &str| -> Vec<RawFd> {
         let pairs = words.windows(2).filter(|pair| pair[0] == option);
@@ -165,7 +169,8 @@ fn main() {
         File::from(take(option)).read_to_string(&mut text).unwrap();
         println!("{} {text}", option.trim_start_matches('-'));
     }
-    let (_kvm, _agent) = (take("--kvm"), take("--agent"));
+    let _agent = take("--agent");
+    assert_eq!(all("--kvm").len(), usize::from(!is_spare), "a spare has its KVM already");
     let shared = Shared::default();
     for (index, function) in all("--function").into_iter().enumerate() {
         // SAFETY: as above.

@@ -10,7 +10,7 @@ use slipway_pci::{Access, Function};
 use slipway_virtio_mem::driver::{AccessError, RegisterAccess};
 use slipway_vmm::board::End;
 use slipway_vmm::local::Local;
-use slipway_vmm::{Config, HotRegion, Machine, Running, Start, Template};
+use slipway_vmm::{Config, EmptyVm, HotRegion, Machine, Running, Start, Template};
 
 /// The guest-physical address that guests are loaded at; they are position independent.
 pub const CODE_AT: u32 = 0x10_0000;
@@ -168,7 +168,7 @@ pub fn config(code: &[u8], cpus: u32) -> (Config, std::fs::File) {
         max_cpus: cpus,
         slots: SLOTS,
         template: Template::Host,
-        kvm: kvm.into(),
+        vm: EmptyVm::new(kvm.into()).unwrap(),
         memory: memory(64),
         lease: None,
         shared: None,

@@ -11,7 +11,7 @@ use slipway_vmm::board::{End, Exit};
 use slipway_vmm::layout::GENERATION_ID;
 use slipway_vmm::local::Local;
 use slipway_vmm::state::{OwnState, Saved};
-use slipway_vmm::{Config, Error, Machine, Parts, Running, Start, Template, own};
+use slipway_vmm::{Config, EmptyVm, Error, Machine, Parts, Running, Start, Template, own};
 
 use crate::common::{self, SLOTS, events, has_kvm, memory};
 
@@ -114,7 +114,7 @@ pub fn successor(file: &[u8], memory: OwnedFd, cpus: u32) -> Result<Whole, Error
         max_cpus: cpus,
         slots: SLOTS,
         template: Template::Host,
-        kvm: kvm.into(),
+        vm: EmptyVm::new(kvm.into())?,
         memory,
         lease: None,
         shared: None,

@@ -10,6 +10,8 @@ use crate::{Error, Result};
 
 /// The most containers of pods that can have socket functions by `slipway device-plugin`.
 const MOST_SOCKETS: u32 = 1024;
+/// The most VMMs that are started ahead, which take memory while they wait.
+const MOST_SPARES: u32 = 64;
 /// The most CPUs of a machine of `slipway-vmm`, and so of the room for CPUs that every pod has.
 pub(super) const MOST_POD_CPUS: u32 = 32;
 /// The most starts of an image that can be asked for before its sandboxes begin with a template.
@@ -104,7 +106,7 @@ impl Config {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the parent is no path below a hierarchy's root, or the pool is larger
-    /// than the number of user ids for VMMs.
+    /// than the number of user ids for VMMs; if there are too many spare VMMs, or no pool for them.
     pub fn check_cgroups(&self) -> Result<()> {
         let parent = Path::new(&self.cgroup_parent);
         let mut names = parent.components().filter(|part| *part != Component::RootDir);
@@ -118,6 +120,16 @@ impl Config {
             let (pool, most) = (self.cgroup_pool, self.vmm_uid_count);
             return Err(Error::Invalid(format!(
                 "cgroup_pool = {pool}: at most {most}, as many as there can be sandboxes"
+            )));
+        }
+        let (asked, most) = (self.spare_vmms, MOST_SPARES);
+        if asked > most {
+            return Err(Error::Invalid(format!("spare_vmms = {asked}: at most {most}")));
+        }
+        if asked > 0 && self.cgroup_pool == 0 {
+            return Err(Error::Invalid(format!(
+                "spare_vmms = {asked}: needs cgroup_pool, since each is started in a control group \
+                 that was made ahead"
             )));
         }
         Ok(())

@@ -442,7 +442,9 @@ impl v1::sandboxes_server::Sandboxes for Service {
         let traces = traces::figures(&self.node.tracer);
         let saved = self.node.templates.sizes().await;
         let control_groups = Some(groups);
-        let mut reply = v1::FiguresReply { control_groups, traces, saved, ..Default::default() };
+        let spare_vmms = Some(self.node.spares.figures());
+        let mut reply =
+            v1::FiguresReply { control_groups, spare_vmms, traces, saved, ..Default::default() };
         self.node.starts.fill(&mut reply);
         Ok(Response::new(reply))
     }

@@ -138,6 +138,8 @@ fn without(arm: Arm, node: &Config) -> Result<Config> {
     let (is_on, needs) = match arm {
         Arm::PoolNoCgroups => {
             settings.cgroup_pool = 0;
+            // They wait in groups of the pool.
+            settings.spare_vmms = 0;
             (node.cgroup_pool > 0, "cgroup_pool")
         }
         Arm::PoolNoLayer => {
