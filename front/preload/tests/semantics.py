@@ -552,6 +552,23 @@ def numbers_of_a_listener():
     look("the second is silent", lambda ep, numbers: ep.modify(numbers[1], 0))
 
 
+def events_of_a_listener():
+    """A listener is readable while a connection waits, and has no other event."""
+    for asked in (select.EPOLLRDNORM, select.EPOLLIN | select.EPOLLRDNORM, select.EPOLLOUT, select.EPOLLIN | select.EPOLLOUT):
+        for flags in (0, select.EPOLLET):
+            server, ep, poller = listener(), select.epoll(), select.poll()
+            ep.register(server, asked | flags)
+            poller.register(server, asked)
+            before = ep.poll(0.02), poller.poll(0)
+            client = socket.create_connection(server.getsockname())
+            count(client)
+            print(before, [e for _, e in ep.poll(0.1)], [e for _, e in poller.poll(0)])
+            ep.modify(server, select.EPOLLIN | flags)
+            print([(fd == server.fileno(), e) for fd, e in ep.poll(0.1)])
+            server.accept()
+            print(ep.poll(0.02), poller.poll(0))
+
+
 def pools():
     """Two threads wait for one set, an event at a time: none waits for the other's work."""
     ep = select.epoll()
@@ -798,7 +815,7 @@ except BlockingIOError:
 
 PARTS = [plain, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options,
          options_before_connect, copies, ranges, forks, kills, epolls, orders, bound_ports, closed_by_a_parent,
-         inherited_set, set_before_connect, numbers_of_a_listener, pools, mixtures, pointers, threads, files,
+         inherited_set, set_before_connect, numbers_of_a_listener, events_of_a_listener, pools, mixtures, pointers, threads, files,
          children, execs, inheritances]
 
 if __name__ == "__main__":

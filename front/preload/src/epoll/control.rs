@@ -16,7 +16,7 @@ use slipway_socket::Errno;
 
 use super::active::activate;
 use super::groups::Key;
-use super::{EDGE, ENGINE, GROUP, IN, Inner, Interest, Set};
+use super::{EDGE, ENGINE, FLAGS, GROUP, IN, Inner, Interest, QUEUE, READ, Set};
 use crate::fds::{self, DescriptorKind, Ref};
 use crate::listener::Listener;
 use crate::real::{self, last_error, sys};
@@ -94,30 +94,29 @@ fn follow(
         DescriptorKind::Listener(listener) => Some(listener),
         _ => None,
     };
-    match (how, interest, listener) {
-        (libc::EPOLL_CTL_DEL, _, _) => {
-            leave(member, object);
-            if let Some(listener) = listener.filter(|_| has_queue) {
-                pass_queue_on(set, object, listener);
-            }
-            return Ok(());
+    if how == libc::EPOLL_CTL_DEL {
+        leave(member, object);
+        if let Some(listener) = listener.filter(|_| has_queue) {
+            pass_queue_on(set, object, listener);
         }
-        (libc::EPOLL_CTL_ADD, Some(interest), Some(listener)) => {
-            if let Err(error) = add_queue(set, listener, interest) {
+        return Ok(());
+    }
+    let Some(interest) = interest else { return Ok(()) };
+    // Before the queue, whose events are reported by this record.
+    admit(member, object, interest, None);
+    match listener {
+        Some(listener) if how == libc::EPOLL_CTL_ADD => add_queue(member, listener, interest)
+            .inspect_err(|_| {
+                leave(member, object);
                 control(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
-                return Err(error);
-            }
-        }
-        (_, Some(interest), Some(listener)) if has_queue => {
+            }),
+        Some(listener) if has_queue => {
             // The kernel has just made this change to the listener, so the call has no error.
-            control(set, how, listener.eventfd.as_raw_fd(), interest.events, interest.datum);
+            control_queue(member, how, listener, interest);
+            Ok(())
         }
-        _ => {}
+        _ => Ok(()),
     }
-    if let Some(interest) = interest {
-        admit(member, object, interest, None);
-    }
-    Ok(())
 }
 
 /// Returns the first number of `object` that is in the set and was not closed.
@@ -135,10 +134,10 @@ fn first_number(set: c_int, object: &Ref) -> Option<c_int> {
 fn pass_queue_on(set: c_int, object: &Ref, listener: &Listener) {
     // Removed in any case: an exclusive member's interest cannot be changed.
     control(set, libc::EPOLL_CTL_DEL, listener.eventfd.as_raw_fd(), 0, 0);
-    let next = first_number(set, object).and_then(|fd| interest_in(Member { set, fd }));
-    if let Some(interest) = next {
+    let next = first_number(set, object).map(|fd| Member { set, fd });
+    if let Some((member, interest)) = next.and_then(|next| Some((next, interest_in(next)?))) {
         // The queue that left made room for itself, and epoll_ctl(2) has no error for this.
-        let _ = add_queue(set, listener, interest);
+        let _ = add_queue(member, listener, interest);
     }
 }
 
@@ -147,10 +146,25 @@ fn pass_queue_on(set: c_int, object: &Ref, listener: &Listener) {
 ///
 /// # Errors
 /// The kernel's.
-fn add_queue(set: c_int, listener: &Listener, interest: Interest) -> Result<(), Errno> {
-    let queue = listener.eventfd.as_raw_fd();
-    let done = control(set, libc::EPOLL_CTL_ADD, queue, interest.events, interest.datum);
+fn add_queue(member: Member, listener: &Listener, interest: Interest) -> Result<(), Errno> {
+    let done = control_queue(member, libc::EPOLL_CTL_ADD, listener, interest);
     if done < 0 && last_error() != Errno::EXIST { Err(last_error()) } else { Ok(()) }
+}
+
+/// Calls the kernel's epoll_ctl(2) for the second queue of a listener, an eventfd: its readiness
+/// stands for that of the listener, which has no other events. Returns -1 with errno set if it
+/// failed.
+fn control_queue(
+    Member { set, fd }: Member,
+    how: c_int,
+    listener: &Listener,
+    Interest { events, .. }: Interest,
+) -> c_int {
+    let known = get_or_make(set);
+    let DescriptorKind::Epoll(own) = known.kind() else { return -1 };
+    let readable = if events & READ != 0 { IN } else { 0 };
+    let datum = own.datum(QUEUE | fd as u32);
+    control(set, how, listener.eventfd.as_raw_fd(), events & FLAGS | readable, datum)
 }
 
 /// Returns whether `fd` is a kernel TCP socket that neither listens nor is connected.
@@ -366,11 +380,11 @@ pub fn became_listener(set: c_int, fd: c_int, object: &Ref) {
     let DescriptorKind::Listener(listener) = object.kind() else { return };
     let member = Member { set, fd };
     let Some(interest) = leave(member, object) else { return };
-    if let Err(error) = add_queue(set, listener, interest) {
+    admit(member, object, interest, None);
+    if let Err(error) = add_queue(member, listener, interest) {
         // listen(2), which calls this, succeeded and has no error for a set.
         session::log(format_args!("connections at descriptor {fd} are late: epoll_ctl: {error}"));
     }
-    admit(member, object, interest, None);
 }
 
 /// Activates a connection in its sets, after this process itself changed its state.

@@ -59,6 +59,8 @@ pub use wait::{Waited, room_for, wait};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const ONCE: u32 = libc::EPOLLONESHOT as u32;
+/// The flags among the bits of an interest: the others are events.
+const FLAGS: u32 = EDGE | ONCE | (libc::EPOLLEXCLUSIVE | libc::EPOLLWAKEUP) as u32;
 const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 const IN: u32 = libc::EPOLLIN as u32;
 const OUT: u32 = libc::EPOLLOUT as u32;
@@ -70,6 +72,8 @@ const WRITE: u32 = OUT | libc::EPOLLWRNORM as u32;
 const ENGINE: u32 = u32::MAX;
 /// Added to a group's number in a datum; descriptors are lower.
 const GROUP: u32 = 1 << 30;
+/// Added, in a datum, to the number of a listener whose second queue has a connection.
+const QUEUE: u32 = 1 << 29;
 
 /// A program's wish for a descriptor in a set, by epoll_ctl(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
