@@ -113,6 +113,7 @@ fn listeners(family: &Arc<Family>, mut sockets: Vec<c_int>) {
             domain: real::tcp_domain(fd).unwrap_or(libc::AF_INET),
             nonblock: AtomicBool::new(flags & libc::O_NONBLOCK != 0),
             timeout: AtomicU32::new(crate::options::timeout_of(fd, libc::SO_RCVTIMEO) as u32),
+            has_ended: false.into(),
         };
         let object = fds::make(DescriptorKind::Listener(listener));
         its.iter().for_each(|fd| fds::put(*fd, &object));

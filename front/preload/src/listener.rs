@@ -26,6 +26,8 @@ pub struct Listener {
     pub nonblock: AtomicBool,
     /// `SO_RCVTIMEO` in milliseconds, read when the socket began to listen.
     pub timeout: AtomicU32,
+    /// The engine's queue has ended for this process.
+    pub has_ended: AtomicBool,
 }
 
 impl Listener {
@@ -37,7 +39,11 @@ impl Listener {
         sys!(SYS_fcntl, self.eventfd.as_raw_fd(), libc::F_SETFL, flags);
     }
 
+    /// Ends the engine's queue for this process. The engine resets the connections in it with the
+    /// last process that has it.
     pub fn end(&self) {
-        self.family.unlisten(self.number);
+        if !self.has_ended.swap(true, Ordering::Relaxed) {
+            self.family.unlisten(self.number);
+        }
     }
 }

@@ -14,7 +14,7 @@ use crate::listener::Listener;
 use crate::real::{self, sys};
 use crate::signals::{interrupted, restarts};
 use crate::time::{after_timeout, timespec_of};
-use crate::{attach, epoll, session};
+use crate::{attach, dissolve, epoll, session};
 
 /// Returns the local address of a kernel socket.
 pub fn own_address(fd: c_int) -> Option<Address> {
@@ -207,6 +207,7 @@ fn register(
         not_before,
         nonblock: nonblocking,
         timeout,
+        has_ended: false.into(),
     };
     listener.set_nonblock(nonblock);
     Some(listener)
@@ -248,6 +249,10 @@ pub fn accept(
             return Ok(Accepted { fd: new, name: None });
         }
         let errno = real::last_error();
+        if errno == Errno::INVAL {
+            // Another process may have stopped it.
+            dissolve::follow(fd, object);
+        }
         if errno != Errno::AGAIN || listener.nonblock.load(Ordering::Relaxed) {
             return Err(errno);
         }

@@ -569,6 +569,52 @@ def events_of_a_listener():
             print(ep.poll(0.02), poller.poll(0))
 
 
+def unconnect(sock):
+    """connect(2) to an address of no family, which Python cannot write."""
+    import ctypes
+    connect = ctypes.CDLL(None, use_errno=True).connect
+    done = connect(sock.fileno(), struct.pack("=H14x", socket.AF_UNSPEC), 16)
+    return errno.errorcode.get(ctypes.get_errno()) if done < 0 else done
+
+
+def stopped_listeners():
+    """A listener stops at shutdown(2), but not at one for writing, and may listen again."""
+    def stops(how):
+        def stop(server):
+            return attempt(server.shutdown, how)
+        return stop
+    ways = [stops(how) for how in (socket.SHUT_RD, socket.SHUT_WR, socket.SHUT_RDWR, 7)] + [unconnect]
+    for in_a_set in (False, True):
+        for stop in ways:
+            server, ep, poller = listener(), select.epoll(), select.poll()
+            poller.register(server, select.POLLIN | select.POLLOUT)
+            if in_a_set:
+                ep.register(server, select.EPOLLIN | select.EPOLLOUT)
+            at = server.getsockname()
+            waiting = socket.create_connection(at)
+            count(waiting)
+            print([bits for _, bits in ep.poll(0.05)], stop(server), [bits for _, bits in poller.poll(0)],
+                  [bits for _, bits in ep.poll(0.05)],
+                  fcntl.fcntl(server, fcntl.F_GETFL) & os.O_NONBLOCK, server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+            if server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                print(type(server.accept()[0]))
+                continue
+            print(attempt(server.accept), attempt(waiting.recv, 1), attempt(socket.create_connection, at))
+            print(attempt(server.listen), ep.poll(0.05))
+            again = socket.create_connection(server.getsockname())
+            count(again)
+            print([bits for _, bits in ep.poll(0.05)], [bits for _, bits in poller.poll(1000)])
+            again.sendall(b"again")
+            print(server.accept()[0].recv(10))
+    server, results = listener(), []
+    blocked = threading.Thread(target=lambda: results.append(attempt(server.accept)))
+    blocked.start()
+    time.sleep(0.1)
+    server.shutdown(socket.SHUT_RDWR)
+    blocked.join(100)
+    print(results)
+
+
 def pools():
     """Two threads wait for one set, an event at a time: none waits for the other's work."""
     ep = select.epoll()
@@ -815,7 +861,7 @@ except BlockingIOError:
 
 PARTS = [plain, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options,
          options_before_connect, copies, ranges, forks, kills, epolls, orders, bound_ports, closed_by_a_parent,
-         inherited_set, set_before_connect, numbers_of_a_listener, events_of_a_listener, pools, mixtures, pointers, threads, files,
+         inherited_set, set_before_connect, numbers_of_a_listener, events_of_a_listener, stopped_listeners, pools, mixtures, pointers, threads, files,
          children, execs, inheritances]
 
 if __name__ == "__main__":

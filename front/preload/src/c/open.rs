@@ -8,7 +8,7 @@ use super::memory::{read_address, write_name};
 use crate::address::Name;
 use crate::fds::{self, DescriptorKind};
 use crate::real::{self, fail, sys};
-use crate::{copies, open};
+use crate::{copies, dissolve, open};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -36,7 +36,10 @@ pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, length: socklen
     match guard(|| open::connect(fd, address).map(usize::from)) {
         0 => {
             real::set_errno(saved);
-            sys!(SYS_connect, fd, to, length) as c_int
+            let done = sys!(SYS_connect, fd, to, length) as c_int;
+            // An address of no family stops a listener.
+            guarded(|| fds::get(fd).iter().for_each(|object| dissolve::follow(fd, object)));
+            done
         }
         connected if connected > 0 => 0,
         _ => -1,
@@ -88,10 +91,14 @@ pub unsafe extern "C" fn accept4(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    let Some(object) = fds::stream(fd) else {
-        return sys!(SYS_shutdown, fd, how) as c_int;
-    };
-    guard(|| open::shutdown(&object, how)) as c_int
+    let kernel = || sys!(SYS_shutdown, fd, how) as c_int;
+    let Some(object) = fds::get(fd) else { return kernel() };
+    if object.stream().is_some() {
+        return guard(|| open::shutdown(&object, how)) as c_int;
+    }
+    let done = kernel();
+    guarded(|| dissolve::follow(fd, &object));
+    done
 }
 
 #[unsafe(no_mangle)]

@@ -5,8 +5,8 @@
 //! goes first, and [`follow`] does the same with the listener's second queue. A connection is ours,
 //! and [`change`] keeps its eventfd in the kernel's set, or that of its group ([`watch`]). All of
 //! them end in [`admit`] or [`leave`], which keep the set's members and each object's list of its
-//! sets together. Afterwards [`forget`], [`became_ours`] and [`became_listener`] follow what
-//! happens to a descriptor outside of epoll_ctl(2).
+//! sets together. Afterwards [`forget`], [`became_ours`], [`became_listener`] and
+//! [`stopped_listening`] follow what happens to a descriptor outside of epoll_ctl(2).
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -384,6 +384,17 @@ pub fn became_listener(set: c_int, fd: c_int, object: &Ref) {
     if let Err(error) = add_queue(member, listener, interest) {
         // listen(2), which calls this, succeeded and has no error for a set.
         session::log(format_args!("connections at descriptor {fd} are late: epoll_ctl: {error}"));
+    }
+}
+
+/// Takes the second queue of a listener that the kernel has stopped out of `set`. The socket stays
+/// there as `object`, one of the kernel's.
+pub fn stopped_listening(set: c_int, fd: c_int, listener: &Listener, object: &Ref) {
+    let member = Member { set, fd };
+    if let Some(interest) = interest_in(member) {
+        // Fails if another number of the listener was in the set, too, and came first.
+        control(set, libc::EPOLL_CTL_DEL, listener.eventfd.as_raw_fd(), 0, 0);
+        admit(member, object, interest, None);
     }
 }
 
