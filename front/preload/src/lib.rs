@@ -9,7 +9,7 @@
 //! - [`attach`]: attaches this process to the engine when a call first needs it
 //!   (`attach::family`); [`session`]: the family that the process belongs to then;
 //! - [`open`]: how connections begin and end; [`listener`]: a kernel's listener with a second queue
-//!   at the engine; [`dissolve`]: how listeners stop before they are closed;
+//!   at the engine; [`dissolve`]: how either ends before it is closed;
 //! - [`transfer`]: how bytes move; [`vectors`]: pieces and messages of one call; [`files`]: between
 //!   a FIFO and another descriptor;
 //! - [`options`]: options of sockets, with values that share a word in [`halves`]; [`copies`]:

@@ -15,7 +15,7 @@ use crate::listener::Listener;
 use crate::real::{self, sys};
 
 /// On/off options that are stored but have no effect, each with the bit that stores it.
-const SWITCHES: [(c_int, c_int, u32); 11] = [
+pub const SWITCHES: [(c_int, c_int, u32); 11] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 1),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 2),
@@ -88,7 +88,7 @@ pub const SET_LEN: usize = size_of::<libc::timeval>();
 
 /// Returns the bit of `FLAGS` that stores an on/off option, or `None` if the option is no row of
 /// [`SWITCHES`].
-fn switch_of(level: c_int, name: c_int) -> Option<u64> {
+pub fn switch_of(level: c_int, name: c_int) -> Option<u64> {
     let found = SWITCHES.iter().find(|(at, what, _)| (*at, *what) == (level, name));
     found.map(|(_, _, bit)| 1 << (option::FREE + bit))
 }

@@ -615,6 +615,49 @@ def stopped_listeners():
     print(results)
 
 
+def dissolved_connections():
+    """connect(2) to no family resets a connection, and its socket may connect again."""
+    for in_a_set in (False, True):
+        for accepted in (False, True):
+            client, other = pair()
+            sock, peer = (other, client) if accepted else (client, other)
+            copy, ep = sock.dup(), select.epoll()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 5, 0))
+            if in_a_set:
+                ep.register(sock, select.EPOLLIN)
+            peer.sendall(b"unread")
+            settle(sock, select.POLLIN, select.POLLIN)
+            print(unconnect(sock), attempt(sock.getpeername), attempt(copy.getpeername), fcntl.fcntl(sock, fcntl.F_GETFL) & os.O_NONBLOCK)
+            # The kernel reports the reset at the socket itself, too.
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            print(settle(sock, select.POLLHUP, ALL), attempt(sock.recv, 1), attempt(sock.send, b"x", socket.MSG_NOSIGNAL))
+            print(sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                  struct.unpack("ll", sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16)))
+            print(settle(peer, select.POLLHUP, ALL), attempt(peer.recv, 1), attempt(peer.recv, 1))
+            print([bits for _, bits in ep.poll(0.05)], unconnect(sock))
+            copy.close()
+            server = listener()
+            sock.connect(server.getsockname())
+            again = server.accept()[0]
+            count(sock)
+            print(attempt(sock.connect, server.getsockname()), sock.getpeername() == server.getsockname())
+            print(ep.poll(0.05))
+            threading.Timer(0.05, again.sendall, [b"again"]).start()
+            print(sock.recv(10) if not in_a_set else [bits for _, bits in ep.poll(100)])
+            sock.close()
+            print(again.recv(10) if not in_a_set else attempt(again.recv, 10))
+    # What waits for the connection in another thread goes on.
+    a, b = pair()
+    blocked = threading.Thread(target=attempt, args=(a.recv, 1))
+    blocked.start()
+    time.sleep(0.1)
+    began = time.monotonic()
+    print(unconnect(a))
+    blocked.join(100)
+    print(time.monotonic() - began < 0.5)
+
+
 def pools():
     """Two threads wait for one set, an event at a time: none waits for the other's work."""
     ep = select.epoll()
@@ -861,7 +904,7 @@ except BlockingIOError:
 
 PARTS = [plain, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options,
          options_before_connect, copies, ranges, forks, kills, epolls, orders, bound_ports, closed_by_a_parent,
-         inherited_set, set_before_connect, numbers_of_a_listener, events_of_a_listener, stopped_listeners, pools, mixtures, pointers, threads, files,
+         inherited_set, set_before_connect, numbers_of_a_listener, events_of_a_listener, stopped_listeners, dissolved_connections, pools, mixtures, pointers, threads, files,
          children, execs, inheritances]
 
 if __name__ == "__main__":

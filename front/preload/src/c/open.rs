@@ -4,7 +4,7 @@ use libc::{c_int, sockaddr, socklen_t};
 use slipway_socket::{Address, Endpoint, Errno};
 
 use super::guard::{guard, guarded};
-use super::memory::{read_address, write_name};
+use super::memory::{is_of_no_family, read_address, write_name};
 use crate::address::Name;
 use crate::fds::{self, DescriptorKind};
 use crate::real::{self, fail, sys};
@@ -28,7 +28,11 @@ pub unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, length: socklen_t)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, length: socklen_t) -> c_int {
     if let Some(object) = fds::stream(fd) {
-        return guard(|| open::connect_again(&object)) as c_int;
+        // SAFETY: the caller guarantees valid pointers.
+        let dissolves = unsafe { is_of_no_family(to, length) };
+        return guard(|| {
+            if dissolves { dissolve::connection(fd, &object) } else { open::connect_again(&object) }
+        }) as c_int;
     }
     // SAFETY: the caller guarantees valid pointers.
     let address = unsafe { read_address(to, length) };

@@ -342,16 +342,29 @@ pub fn forget(object: &Ref) {
     let sets = std::mem::take(&mut *object.sets.hold());
     for (set, fd) in sets {
         let saved = real::errno();
-        if object.stream().is_some_and(|stream| !stream.endpoint.is_shared())
-            && let Some(known) = fds::get(set)
-            && let DescriptorKind::Epoll(own) = known.kind()
-            && is_in(&own.inner.hold(), fd, object)
-        {
-            own.kernel_forgets(set, fd);
-        }
-        leave(Member { set, fd }, object);
+        take_out(set, fd, object);
         real::set_errno(saved);
     }
+}
+
+/// Takes the descriptor `fd` of `object` out of `set`. Returns its interest, or `None` if it was
+/// not in the set.
+pub fn take_out(set: c_int, fd: c_int, object: &Ref) -> Option<Interest> {
+    if object.stream().is_some_and(|stream| !stream.endpoint.is_shared())
+        && let Some(known) = fds::get(set)
+        && let DescriptorKind::Epoll(own) = known.kind()
+        && is_in(&own.inner.hold(), fd, object)
+    {
+        own.kernel_forgets(set, fd);
+    }
+    leave(Member { set, fd }, object)
+}
+
+/// Puts the kernel's socket `fd`, which stands for `object` now and was a connection of ours before
+/// [`take_out`], back into `set`.
+pub fn put_back(set: c_int, fd: c_int, interest: Interest, object: &Ref) {
+    control(set, libc::EPOLL_CTL_ADD, fd, interest.events, interest.datum);
+    admit(Member { set, fd }, object, interest, None);
 }
 
 /// Moves a socket that waited in `set` over to our side of it. The socket is a connection of ours

@@ -53,7 +53,9 @@ use groups::Groups;
 use peers::Peers;
 use ready::Found;
 
-pub use control::{became_listener, became_ours, carry_out, forget, stopped_listening, touch};
+pub use control::{
+    became_listener, became_ours, carry_out, forget, put_back, stopped_listening, take_out, touch,
+};
 pub use forking::{Locked, hold_all};
 pub use wait::{Waited, room_for, wait};
 
