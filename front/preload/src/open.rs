@@ -60,6 +60,10 @@ fn try_connect(fd: c_int, to: Address, domain: c_int) -> Result<bool, NotConnect
         return Err(NotConnected::NotOurs);
     }
     let family = attach::family().ok_or(NotConnected::NotOurs)?;
+    if !has_room(fd) {
+        // The kernel's connect(2) needs no number.
+        return Err(NotConnected::NotOurs);
+    }
     let to = if to.is_unspecified() { loopback(domain, to.port) } else { to };
     let from = own_address(fd).filter(|from| from.port != 0);
     let Opened { endpoint, eventfd } = family.connect(to, from.unwrap_or(Address::ANY))?;
@@ -224,7 +228,8 @@ pub struct Accepted {
 /// and `flags` are that call's. The object of `fd` is `object`, which has `listener`.
 ///
 /// # Errors
-/// The errors of accept4(2).
+/// The errors of accept4(2). As in the kernel, a connection for which no number is free stays in
+/// the queue.
 pub fn accept(
     fd: c_int,
     object: &Ref,
@@ -232,6 +237,9 @@ pub fn accept(
     flags: c_int,
     mut kernel: impl FnMut() -> c_long,
 ) -> Result<Accepted, Errno> {
+    if flags & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) != 0 {
+        return Err(Errno::INVAL);
+    }
     let until = after_timeout(listener.timeout.load(Ordering::Relaxed));
     loop {
         if let Some(new) = take_ours(listener, flags)? {
@@ -279,9 +287,16 @@ fn wait_for_either(fd: c_int, listener: &Listener, until: Deadline) -> Result<()
 
 /// Takes the next connection from the engine's queue, as a descriptor of ours. Returns `None` if
 /// the queue is empty.
+///
+/// # Errors
+/// `EMFILE` if no numbers are free for a connection, which stays in the queue; the engine's errors.
 fn take_ours(listener: &Listener, flags: c_int) -> Result<Option<c_int>, Errno> {
     if !take_one(&listener.eventfd) {
         return Ok(None);
+    }
+    if !has_room(listener.eventfd.as_raw_fd()) {
+        put_back(&listener.eventfd, 1);
+        return Err(Errno::MFILE);
     }
     let opened = match listener.family.accept(listener.number) {
         Ok(opened) => opened,
@@ -305,11 +320,32 @@ fn take_one(eventfd: &Hidden) -> bool {
     // A non-semaphore eventfd returns its whole count; write the surplus back.
     let rest = u64::from_ne_bytes(count).saturating_sub(1);
     if rest > 0 {
-        // Fails only if another holder of the eventfd filled its counter, which harms that holder's
-        // own listener.
-        let _ = rustix::io::write(eventfd, &rest.to_ne_bytes());
+        put_back(eventfd, rest);
     }
     true
+}
+
+/// Adds to the eventfd's count of waiting connections what was taken from it.
+fn put_back(eventfd: &Hidden, count: u64) {
+    // Fails only if another holder of the eventfd filled its counter, which harms that holder's own
+    // listener.
+    let _ = rustix::io::write(eventfd, &count.to_ne_bytes());
+}
+
+/// The most descriptors that come with a connection, each with a number below the limit: its
+/// eventfd, the peer's, and memory that the two programs share. The kernel discards those of a
+/// message for which no number is free.
+const COME_WITH_ONE: usize = 3;
+
+/// Returns whether numbers are free for the descriptors that come with a connection. `fd` is any
+/// open descriptor.
+fn has_room(fd: c_int) -> bool {
+    let copy = |()| sys!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0) as c_int;
+    let copies = [(); COME_WITH_ONE].map(copy);
+    for copy in copies.into_iter().filter(|copy| *copy >= 0) {
+        real::close(copy);
+    }
+    copies.iter().all(|copy| *copy >= 0)
 }
 
 fn admit(opened: Opened, domain: c_int, flags: c_int) -> c_int {
@@ -372,6 +408,22 @@ mod tests {
         let eventfd = Hidden::new(rustix::event::eventfd(2, flags).unwrap()).unwrap();
         assert!(take_one(&eventfd) && take_one(&eventfd));
         assert!(!take_one(&eventfd), "it is empty, and this does not wait");
+    }
+
+    #[test]
+    fn what_is_put_back_waits_again() {
+        let flags = rustix::event::EventfdFlags::CLOEXEC;
+        let eventfd = Hidden::new(rustix::event::eventfd(1, flags).unwrap()).unwrap();
+        assert!(take_one(&eventfd));
+        put_back(&eventfd, 1);
+        assert!(take_one(&eventfd) && !take_one(&eventfd));
+    }
+
+    #[test]
+    fn there_is_room_if_the_kernel_has_numbers() {
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        assert!(has_room(reader.as_raw_fd()));
+        assert!(!has_room(-1));
     }
 
     #[test]

@@ -569,6 +569,49 @@ def events_of_a_listener():
             print(ep.poll(0.02), poller.poll(0))
 
 
+def full_tables():
+    """A connection for which no descriptor is free waits until one is."""
+    import ctypes
+    import resource
+    server = listener()
+    at = server.getsockname()
+    clients = [socket.create_connection(at) for _ in range(2)]
+    for client in clients:
+        count(client)
+    for number, client in enumerate(clients):
+        client.sendall(b"client %d" % number)
+    ep, poller, spare = select.epoll(), select.poll(), socket.socket()
+    ep.register(server, select.EPOLLIN)
+    poller.register(server, select.POLLIN)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The numbers above are those that the library has for itself.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+    fill = []
+    while isinstance(copy := attempt(os.dup, 0), int):
+        fill.append(copy)
+    for _ in range(3):
+        print(attempt(server.accept), [bits for _, bits in ep.poll(0)], [bits for _, bits in poller.poll(0)])
+    for number in range(2):
+        for _ in range(4):
+            os.close(fill.pop())
+        accepted, _ = server.accept()
+        count(accepted)
+        print(accepted.recv(100), accepted.getpeername() == clients[number].getsockname())
+        while isinstance(copy := attempt(os.dup, 0), int):
+            fill.append(copy)
+    print(ep.poll(0), poller.poll(0))
+    # connect(2) needs no descriptor.
+    print(attempt(spare.connect, at), spare.getpeername() == at)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    for copy in fill:
+        os.close(copy)
+    spare.sendall(b"spare")
+    print(server.accept()[0].recv(100))
+    accept4 = ctypes.CDLL(None, use_errno=True).accept4
+    client = socket.create_connection(at)
+    print(accept4(server.fileno(), None, None, 1), errno.errorcode[ctypes.get_errno()], [bits for _, bits in ep.poll(0.1)])
+
+
 def unconnect(sock):
     """connect(2) to an address of no family, which Python cannot write."""
     import ctypes
@@ -904,7 +947,7 @@ except BlockingIOError:
 
 PARTS = [plain, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options,
          options_before_connect, copies, ranges, forks, kills, epolls, orders, bound_ports, closed_by_a_parent,
-         inherited_set, set_before_connect, numbers_of_a_listener, events_of_a_listener, stopped_listeners, dissolved_connections, pools, mixtures, pointers, threads, files,
+         inherited_set, set_before_connect, numbers_of_a_listener, events_of_a_listener, full_tables, stopped_listeners, dissolved_connections, pools, mixtures, pointers, threads, files,
          children, execs, inheritances]
 
 if __name__ == "__main__":
