@@ -301,7 +301,11 @@ fn take_ours(listener: &Listener, flags: c_int) -> Result<Option<c_int>, Errno> 
     let opened = match listener.family.accept(listener.number) {
         Ok(opened) => opened,
         Err(Errno::AGAIN) => return Ok(None),
-        Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS)) => return Err(errno),
+        Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS)) => {
+            // The engine may not have been asked: the connection is still there.
+            put_back(&listener.eventfd, 1);
+            return Err(errno);
+        }
         // The engine is gone, or no longer knows the listener: only the kernel's queue remains.
         Err(_) => return Ok(None),
     };

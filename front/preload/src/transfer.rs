@@ -163,6 +163,30 @@ pub fn recv_all(fd: c_int, stream: &Stream, into: &mut [u8], flags: c_int) -> Re
     Err(failed)
 }
 
+/// Waits for the bytes of a peek of `length` bytes that has `MSG_WAITALL` among its flags, and does
+/// nothing for other calls. The peek, which follows, sees fewer if no more may come before some are
+/// read ([`Endpoint::has_arrived`]), or if a signal or the timeout ended the wait.
+///
+/// # Errors
+/// The errors of [`Endpoint::wait`], if there is nothing to see.
+pub fn wait_to_peek(fd: c_int, stream: &Stream, length: usize, flags: c_int) -> Result<(), Errno> {
+    let (both, others) = (libc::MSG_PEEK | libc::MSG_WAITALL, libc::MSG_OOB | libc::MSG_ERRQUEUE);
+    if flags & (both | others) != both || !may_wait(stream, flags) {
+        return Ok(());
+    }
+    let endpoint = &stream.endpoint;
+    let until = deadline(endpoint, Half::Receiving);
+    while !endpoint.has_arrived(length) {
+        match endpoint.wait_to_peek(length, borrowed(fd), until) {
+            Ok(()) => {}
+            Err(_) if endpoint.arrived() > 0 => break,
+            Err(Errno::INTR) if until == Deadline::NEVER && restarts() => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
 /// `MSG_TRUNC`: receives bytes and discards them (tcp(7)). With `MSG_PEEK` it only counts those
 /// that have arrived, up to `length`.
 pub fn discard(fd: c_int, stream: &Stream, length: usize, flags: c_int) -> Result<usize, Errno> {

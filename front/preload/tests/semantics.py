@@ -110,6 +110,26 @@ def plain():
     print(a.getsockname() == b.getpeername(), b.getsockname() == a.getpeername())
 
 
+def whole_peeks():
+    """MSG_PEEK with MSG_WAITALL waits for all bytes, and leaves them."""
+    flags = socket.MSG_PEEK | socket.MSG_WAITALL
+    a, b = pair()
+    b.sendall(b"abc")
+    threading.Timer(0.1, b.sendall, [b"defgh"]).start()
+    print(a.recv(6, flags), a.recv(3))
+    threading.Timer(0.1, b.sendall, [b"ijk"]).start()
+    buffers = [bytearray(2), bytearray(6)]
+    print(a.recvmsg_into(buffers, 0, flags)[0], buffers, a.recv(10))
+    print(attempt(a.recv, 6, flags | socket.MSG_DONTWAIT))
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 50_000))
+    print(attempt(a.recv, 6, flags))
+    b.sendall(b"lm")
+    print(attempt(a.recv, 6, flags), a.recv(10, flags | socket.MSG_DONTWAIT))
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bytes(16))
+    threading.Timer(0.1, b.shutdown, [socket.SHUT_WR]).start()
+    print(a.recv(6, flags), a.recv(6, flags), a.recv(10), a.recv(6, flags))
+
+
 def six():
     a, b = pair(socket.AF_INET6)
     a.sendall(b"six")
@@ -945,7 +965,7 @@ except BlockingIOError:
         print(child.wait(), second.recv(100), second.recv(100))
 
 
-PARTS = [plain, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options,
+PARTS = [plain, whole_peeks, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options,
          options_before_connect, copies, ranges, forks, kills, epolls, orders, bound_ports, closed_by_a_parent,
          inherited_set, set_before_connect, numbers_of_a_listener, events_of_a_listener, full_tables, stopped_listeners, dissolved_connections, pools, mixtures, pointers, threads, files,
          children, execs, inheritances]

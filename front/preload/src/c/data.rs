@@ -7,7 +7,7 @@ use super::guard::{assert_fits, guard};
 use super::memory::{bytes, room};
 use crate::fds;
 use crate::real::sys;
-use crate::transfer::{discard, recv_all, send_all};
+use crate::transfer::{discard, recv_all, send_all, wait_to_peek};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t {
@@ -29,6 +29,7 @@ unsafe fn recv_into(
     if length == 0 {
         return Ok(0);
     }
+    wait_to_peek(fd, stream, length, flags)?;
     if flags & libc::MSG_TRUNC != 0 {
         return discard(fd, stream, length, flags);
     }

@@ -47,6 +47,23 @@ impl Endpoint {
         usize::try_from(count).unwrap_or(0).min(LARGEST_FIFO)
     }
 
+    /// Returns whether `least` bytes have arrived and were not read, or no more may come before
+    /// some are read: the stream has ended, or the other side's FIFO is more than half full, and
+    /// that side does not report room ([`Endpoint::ready`]).
+    pub fn has_arrived(&self, least: usize) -> bool {
+        let theirs = Tail(self.stream().into.mine.tail.load(Ordering::Acquire));
+        let ended = theirs.is_end() || self.has(option::NO_MORE) || self.is_reset();
+        ended || self.arrived() >= self.most_arrived(least)
+    }
+
+    /// Returns `least`, or less if the other side's FIFO is more than half full earlier. A FIFO
+    /// without bytes may become a larger one.
+    pub(crate) fn most_arrived(&self, least: usize) -> usize {
+        let theirs = Tail(self.stream().into.mine.tail.load(Ordering::Acquire));
+        let half = usize::try_from(theirs.size() / 2).unwrap_or(usize::MAX);
+        if self.arrived() == 0 { least.min(1) } else { least.min(half.saturating_add(1)) }
+    }
+
     /// Returns the number of bytes that were sent and that the peer has not read.
     pub fn unread(&self) -> usize {
         let stream = self.stream();
