@@ -365,14 +365,18 @@ fn admit(opened: Opened, domain: c_int, flags: c_int) -> c_int {
     fd
 }
 
-/// Carries out shutdown(2) for a connection of ours. Returns 0, which is the call's result.
+/// Carries out shutdown(2) for the connection `fd`, which has `object`. Threads that wait for it in
+/// any call look at it again. Returns 0, which is the call's result.
 ///
 /// # Errors
-/// `EINVAL` if `how` is none of the three.
-pub fn shutdown(object: &Ref, how: c_int) -> Result<usize, Errno> {
+/// `EINVAL` if `how` is none of the three, `ENOTCONN` if the connection is over.
+pub fn shutdown(fd: c_int, object: &Ref, how: c_int) -> Result<usize, Errno> {
     let stream = object.stream().ok_or(Errno::NOTSOCK)?;
     if ![libc::SHUT_RD, libc::SHUT_WR, libc::SHUT_RDWR].contains(&how) {
         return Err(Errno::INVAL);
+    }
+    if stream.endpoint.is_over() {
+        return Err(Errno::NOTCONN);
     }
     if how != libc::SHUT_RD {
         stream.endpoint.finish();
@@ -381,6 +385,7 @@ pub fn shutdown(object: &Ref, how: c_int) -> Result<usize, Errno> {
         stream.endpoint.want_no_more();
     }
     epoll::touch(object);
+    stream.endpoint.wake(real::borrowed(fd));
     Ok(0)
 }
 

@@ -72,6 +72,10 @@ const SEGMENT: c_int = 65_483;
 const TCP_INFO_LEN: usize = 232;
 /// `tcpi_state` of a connection whose peer may still send (`net/tcp_states.h`).
 const TCP_ESTABLISHED: u8 = 1;
+/// `tcpi_state` of a connection whose program sends no more.
+const TCP_FIN_WAIT2: u8 = 5;
+/// `tcpi_state` of a connection that is over.
+const TCP_CLOSE: u8 = 7;
 /// `tcpi_state` of a connection whose peer sends no more.
 const TCP_CLOSE_WAIT: u8 = 8;
 
@@ -192,8 +196,12 @@ pub fn read_option(
         }
         (libc::IPPROTO_TCP, libc::TCP_INFO) => {
             // TCP's other states do not exist here.
-            let ended = endpoint.ready() & libc::POLLRDHUP != 0;
-            let state = if ended { TCP_CLOSE_WAIT } else { TCP_ESTABLISHED };
+            let state = match (endpoint.has_peer_ended(), endpoint.has(option::FINISHED)) {
+                _ if endpoint.is_over() => TCP_CLOSE,
+                (true, _) => TCP_CLOSE_WAIT,
+                (false, true) => TCP_FIN_WAIT2,
+                (false, false) => TCP_ESTABLISHED,
+            };
             put(into, offset_of!(libc::tcp_info, tcpi_state), &[state]);
             put(into, offset_of!(libc::tcp_info, tcpi_snd_mss), &SEGMENT.to_ne_bytes());
             Ok(TCP_INFO_LEN)

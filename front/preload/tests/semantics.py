@@ -158,6 +158,64 @@ def ends():
     print(attempt(a.shutdown, 7))
 
 
+def state(sock):
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)[0]
+
+
+def overs():
+    """A connection that both sides have ended, or one has reset, has no peer any more."""
+    a, b = pair()
+    a.shutdown(socket.SHUT_WR)
+    settle(b, select.POLLRDHUP, ALL)
+    time.sleep(0.1)  # TCP's end is acknowledged late.
+    print(state(a), state(b), a.getpeername() == b.getsockname(), attempt(a.shutdown, socket.SHUT_WR))
+    b.shutdown(socket.SHUT_WR)
+    for sock in (a, b):
+        print(settle(sock, select.POLLHUP, ALL), state(sock), attempt(sock.getpeername), attempt(sock.shutdown, socket.SHUT_RDWR),
+              attempt(sock.shutdown, 7), sock.recv(1), sock.getsockname()[0])
+    a, b = pair()
+    a.sendall(b"unread")
+    settle(b, select.POLLIN, select.POLLIN)
+    b.close()
+    print(settle(a, select.POLLERR, ALL), state(a), attempt(a.getpeername), attempt(a.shutdown, socket.SHUT_WR))
+    print(attempt(a.recv, 1), attempt(a.getpeername))
+    a, b = pair()
+    a.shutdown(socket.SHUT_RD)
+    print(state(a), state(b))
+
+
+def shutdowns_by_others():
+    """shutdown(2) by another thread ends the waits of a thread, in whatever call it waits."""
+    poller = select.poll()
+
+    def polls(sock):
+        poller.register(sock, select.POLLRDHUP)
+        return [bits for _, bits in poller.poll(10_000)]
+
+    def epolls_for(flags):
+        def wait(sock):
+            ep = select.epoll()
+            ep.register(sock, select.EPOLLIN | select.EPOLLRDHUP | flags)
+            return [bits for _, bits in ep.poll(10)]
+        return wait
+    waits = [lambda sock: sock.recv(1), polls, epolls_for(0), epolls_for(select.EPOLLET),
+             lambda sock: select.select([sock], [], [], 10)[0] == [sock]]
+    for wait in waits:
+        a, b = pair()
+        timer = threading.Timer(0.1, a.shutdown, [socket.SHUT_RD])
+        timer.start()
+        began = time.monotonic()
+        print(wait(a), time.monotonic() - began < 0.6)
+        timer.join()
+        b.close()
+    a, b = pair()
+    timer = threading.Timer(0.3, a.shutdown, [socket.SHUT_WR])
+    timer.start()
+    began = time.monotonic()
+    print(attempt(a.sendall, bytes(64 << 20)), time.monotonic() - began < 0.9)
+    timer.join()
+
+
 def resets():
     a, b = pair()
     a.sendall(b"unread")
@@ -965,7 +1023,7 @@ except BlockingIOError:
         print(child.wait(), second.recv(100), second.recv(100))
 
 
-PARTS = [plain, whole_peeks, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options,
+PARTS = [plain, whole_peeks, six, ends, overs, shutdowns_by_others, resets, pipes, refusals, nonblocking, timeouts, interruptions, options,
          options_before_connect, copies, ranges, forks, kills, epolls, orders, bound_ports, closed_by_a_parent,
          inherited_set, set_before_connect, numbers_of_a_listener, events_of_a_listener, full_tables, stopped_listeners, dissolved_connections, pools, mixtures, pointers, threads, files,
          children, execs, inheritances]

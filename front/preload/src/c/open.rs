@@ -98,7 +98,7 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     let kernel = || sys!(SYS_shutdown, fd, how) as c_int;
     let Some(object) = fds::get(fd) else { return kernel() };
     if object.stream().is_some() {
-        return guard(|| open::shutdown(&object, how)) as c_int;
+        return guard(|| open::shutdown(fd, &object, how)) as c_int;
     }
     let done = kernel();
     guarded(|| dissolve::follow(fd, &object));
@@ -127,6 +127,9 @@ pub unsafe extern "C" fn getpeername(
     let Some(object) = fds::stream(fd) else {
         return sys!(SYS_getpeername, fd, to, length) as c_int;
     };
+    if object.stream().is_some_and(|stream| stream.endpoint.is_over()) {
+        return fail(Errno::NOTCONN) as c_int;
+    }
     // SAFETY: the caller guarantees valid pointers.
     unsafe { write_name_of(&object, Endpoint::remote, to, length) }
 }

@@ -39,6 +39,19 @@ impl Endpoint {
         theirs.position() != head.position() || theirs.is_end()
     }
 
+    /// Returns whether the peer sends no more.
+    pub fn has_peer_ended(&self) -> bool {
+        let inbox = self.arena.inbox(self.place.stream, self.side);
+        Tail(inbox.tail.load(Ordering::Acquire)).is_end()
+    }
+
+    /// Returns whether the connection is over: neither side sends any more, or it was reset. TCP's
+    /// socket is in the state CLOSE then, and has no peer any more.
+    pub fn is_over(&self) -> bool {
+        let ended = self.has_peer_ended() && self.stream().out.tail().is_end();
+        ended || self.is_reset()
+    }
+
     /// Returns the number of bytes that have arrived and were not read.
     pub fn arrived(&self) -> usize {
         let stream = self.stream();
