@@ -163,6 +163,15 @@ pub fn recv_all(fd: c_int, stream: &Stream, into: &mut [u8], flags: c_int) -> Re
     Err(failed)
 }
 
+/// Carries out a recv(2) without room: it waits as others do, and takes nothing. Returns 0. A
+/// read(2) of nothing does not wait.
+///
+/// # Errors
+/// The errors of [`recv_all`].
+pub fn recv_nothing(fd: c_int, stream: &Stream, flags: c_int) -> Result<usize, Errno> {
+    recv_all(fd, stream, &mut [0], flags | libc::MSG_PEEK).map(|_| 0)
+}
+
 /// Waits for the bytes of a peek of `length` bytes that has `MSG_WAITALL` among its flags, and does
 /// nothing for other calls. The peek, which follows, sees fewer if no more may come before some are
 /// read ([`Endpoint::has_arrived`]), or if a signal or the timeout ended the wait.

@@ -130,6 +130,32 @@ def whole_peeks():
     print(a.recv(6, flags), a.recv(6, flags), a.recv(10), a.recv(6, flags))
 
 
+def nothings():
+    """A recv(2) without room waits as others do, and takes nothing; a read(2) does not. No length is negative."""
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(function, *arguments):
+        done = function(*arguments)
+        return errno.errorcode.get(ctypes.get_errno()) if done < 0 else done
+    a, b = pair()
+    a.setblocking(False)
+    buffer, length = ctypes.create_string_buffer(64), ctypes.c_int(-1)
+    ways = [lambda: call(libc.recv, a.fileno(), buffer, 0, 0), lambda: call(libc.read, a.fileno(), buffer, 0),
+            lambda: attempt(lambda: a.recvmsg_into([bytearray(0)])[0]), lambda: attempt(os.readv, a.fileno(), [bytearray(0)])]
+    print([way() for way in ways], call(libc.send, b.fileno(), buffer, 0, 0))
+    b.sendall(b"x")
+    settle(a, select.POLLIN, select.POLLIN)
+    print([way() for way in ways], a.recv(10))
+    b.close()
+    settle(a, select.POLLRDHUP, ALL)
+    print([way() for way in ways])
+    a, b = pair()
+    for name in (libc.getsockname, libc.getpeername):
+        print(call(name, a.fileno(), buffer, ctypes.byref(length)))
+    print(call(libc.getsockopt, a.fileno(), socket.SOL_SOCKET, socket.SO_TYPE, buffer, ctypes.byref(length)))
+
+
 def six():
     a, b = pair(socket.AF_INET6)
     a.sendall(b"six")
@@ -1023,7 +1049,7 @@ except BlockingIOError:
         print(child.wait(), second.recv(100), second.recv(100))
 
 
-PARTS = [plain, whole_peeks, six, ends, overs, shutdowns_by_others, resets, pipes, refusals, nonblocking, timeouts, interruptions, options,
+PARTS = [plain, whole_peeks, nothings, six, ends, overs, shutdowns_by_others, resets, pipes, refusals, nonblocking, timeouts, interruptions, options,
          options_before_connect, copies, ranges, forks, kills, epolls, orders, bound_ports, closed_by_a_parent,
          inherited_set, set_before_connect, numbers_of_a_listener, events_of_a_listener, full_tables, stopped_listeners, dissolved_connections, pools, mixtures, pointers, threads, files,
          children, execs, inheritances]

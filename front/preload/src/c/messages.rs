@@ -7,7 +7,7 @@ use super::guard::guard;
 use super::memory::{bytes, iovecs, room};
 use crate::fds::{self, Stream};
 use crate::real::sys;
-use crate::transfer::{after_piece, discard, recv_all, send_all, wait_to_peek};
+use crate::transfer::{after_piece, discard, recv_all, recv_nothing, send_all, wait_to_peek};
 use crate::vectors;
 
 /// The most messages of a call.
@@ -151,9 +151,12 @@ unsafe fn recv_message(
     let stream = object.stream().ok_or(Errno::NOTSOCK)?;
     // SAFETY: the caller guarantees valid pointers.
     let pieces = unsafe { iovecs(message.msg_iov, message.msg_iovlen as usize) }?;
-    wait_to_peek(fd, stream, vectors::total(lengths(pieces)), flags)?;
-    let got = if flags & libc::MSG_TRUNC != 0 {
-        discard(fd, stream, vectors::total(lengths(pieces)), flags)
+    let length = vectors::total(lengths(pieces));
+    wait_to_peek(fd, stream, length, flags)?;
+    let got = if length == 0 {
+        recv_nothing(fd, stream, flags)
+    } else if flags & libc::MSG_TRUNC != 0 {
+        discard(fd, stream, length, flags)
     } else {
         // SAFETY: the caller guarantees valid pointers.
         unsafe { recv_vectors(fd, stream, pieces, flags) }

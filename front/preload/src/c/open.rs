@@ -144,6 +144,10 @@ unsafe fn write_name_of(
     if to.is_null() || length.is_null() {
         return fail(Errno::FAULT) as c_int;
     }
+    // SAFETY: the caller guarantees valid pointers.
+    if unsafe { *length }.cast_signed() < 0 {
+        return fail(Errno::INVAL) as c_int;
+    }
     if let Some(stream) = object.stream() {
         let name = Name::new(address(&stream.endpoint), stream.domain);
         // SAFETY: the caller guarantees valid pointers.
