@@ -36,14 +36,19 @@ pub fn wait(fd: c_int, endpoint: &Endpoint, half: Half, until: Deadline) -> Resu
 }
 
 /// Waits for `half` up to the socket's timeout, which begins with the first wait of a call and is
-/// kept in `until`.
+/// kept in `until`. A call that has moved bytes, as `done` says, is never restarted after a signal:
+/// it returns their number.
 fn wait_within(
     fd: c_int,
     endpoint: &Endpoint,
     half: Half,
     until: &mut Option<Deadline>,
+    done: usize,
 ) -> Result<(), Errno> {
     let until = *until.get_or_insert_with(|| deadline(endpoint, half));
+    if done > 0 {
+        return endpoint.wait(half, borrowed(fd), until);
+    }
     wait(fd, endpoint, half, until)
 }
 
@@ -95,7 +100,7 @@ pub fn send_all(fd: c_int, stream: &Stream, bytes: &[u8], flags: c_int) -> Resul
         }
         // There is no room for the rest.
         if may_wait(stream, flags) {
-            match wait_within(fd, endpoint, Half::Sending, &mut until) {
+            match wait_within(fd, endpoint, Half::Sending, &mut until, done) {
                 Ok(()) => continue,
                 Err(errno) => break errno,
             }
@@ -152,7 +157,7 @@ pub fn recv_all(fd: c_int, stream: &Stream, into: &mut [u8], flags: c_int) -> Re
         if !may_wait(stream, flags) {
             break Errno::AGAIN;
         }
-        if let Err(errno) = wait_within(fd, endpoint, Half::Receiving, &mut until) {
+        if let Err(errno) = wait_within(fd, endpoint, Half::Receiving, &mut until, done) {
             break errno;
         }
     };

@@ -361,6 +361,35 @@ def interruptions():
     b.close()
 
 
+def restarts():
+    """A handler with SA_RESTART: a call that has moved nothing goes on, and another returns what it has moved."""
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.siginterrupt(signal.SIGALRM, False)
+    # Python's own handler has no SA_RESTART.
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    a, b = pair()
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    timer = threading.Timer(0.5, b.sendall, [b"late"])
+    timer.start()
+    print(a.recv(4, socket.MSG_WAITALL))
+    timer.join()
+    b.sendall(b"abc")
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    timer = threading.Timer(0.5, b.sendall, [b"defg"])
+    timer.start()
+    print(a.recv(7, socket.MSG_WAITALL))
+    timer.join()
+    print(a.recv(7))
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    timer = threading.Timer(1, b.close)
+    timer.start()
+    sent = attempt(a.send, bytes(64 << 20))
+    print(isinstance(sent, int) and 0 < sent < 64 << 20)
+    timer.join()
+    signal.signal(signal.SIGALRM, before)
+    signal.signal(signal.SIGINT, interrupt)
+
+
 def options():
     a, b = pair()
     level = socket.SOL_SOCKET
@@ -1049,7 +1078,7 @@ except BlockingIOError:
         print(child.wait(), second.recv(100), second.recv(100))
 
 
-PARTS = [plain, whole_peeks, nothings, six, ends, overs, shutdowns_by_others, resets, pipes, refusals, nonblocking, timeouts, interruptions, options,
+PARTS = [plain, whole_peeks, nothings, six, ends, overs, shutdowns_by_others, resets, pipes, refusals, nonblocking, timeouts, interruptions, restarts, options,
          options_before_connect, copies, ranges, forks, kills, epolls, orders, bound_ports, closed_by_a_parent,
          inherited_set, set_before_connect, numbers_of_a_listener, events_of_a_listener, full_tables, stopped_listeners, dissolved_connections, pools, mixtures, pointers, threads, files,
          children, execs, inheritances]
