@@ -553,6 +553,21 @@ def epolls():
         print(ep.poll(0.05))
 
 
+def exclusives():
+    a, b = pair()
+    ep, exclusive = select.epoll(), 1 << 28
+    for events in (select.EPOLLRDHUP, select.EPOLLRDNORM, select.EPOLLONESHOT):
+        print(attempt(ep.register, a, select.EPOLLIN | exclusive | events))
+    print(attempt(ep.modify, a, select.EPOLLIN), attempt(ep.register, a, select.EPOLLIN | select.EPOLLET | exclusive))
+    b.sendall(b"x")
+    print([e for _, e in ep.poll(100)])
+    for events in (select.EPOLLIN, select.EPOLLIN | exclusive):
+        print(attempt(ep.modify, a, events))
+    ep.unregister(a)
+    ep.register(a, select.EPOLLOUT)
+    print(attempt(ep.modify, a, select.EPOLLIN | exclusive), [e for _, e in ep.poll(100)])
+
+
 def orders():
     """What came first is reported first, whatever the order of descriptors and of earlier events."""
     pairs = [pair() for _ in range(40)]
@@ -1079,7 +1094,7 @@ except BlockingIOError:
 
 
 PARTS = [plain, whole_peeks, nothings, six, ends, overs, shutdowns_by_others, resets, pipes, refusals, nonblocking, timeouts, interruptions, restarts, options,
-         options_before_connect, copies, ranges, forks, kills, epolls, orders, bound_ports, closed_by_a_parent,
+         options_before_connect, copies, ranges, forks, kills, epolls, exclusives, orders, bound_ports, closed_by_a_parent,
          inherited_set, set_before_connect, numbers_of_a_listener, events_of_a_listener, full_tables, stopped_listeners, dissolved_connections, pools, mixtures, pointers, threads, files,
          children, execs, inheritances]
 

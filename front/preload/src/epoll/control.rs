@@ -200,6 +200,9 @@ fn change(
         return if left.is_some() || group.is_none() { Ok(()) } else { Err(Errno::NOENT) };
     }
     let interest = interest.ok_or(Errno::FAULT)?;
+    if interest.is_refused(how, interest_in(member)) {
+        return Err(Errno::INVAL);
+    }
     let known = get_or_make(set);
     let DescriptorKind::Epoll(own) = known.kind() else { return Err(Errno::INVAL) };
     match group {
