@@ -19,9 +19,9 @@ use crate::halves::{
     RECEIVE_BUFFER, RECEIVE_LOW_WATER, RECEIVE_TIMEOUT, SEND_BUFFER, SEND_TIMEOUT,
 };
 use crate::listener::Listener;
-use crate::options::{SWITCHES, switch_of};
 use crate::real::{self, sys};
 use crate::select::timeval_of;
+use crate::switches::{SWITCHES, switch_of};
 
 /// Ends the second queue of the listener `fd`, which has `object`, if the kernel's socket listens
 /// no more. Leaves errno as it is.
@@ -98,7 +98,7 @@ fn new_socket(domain: c_int) -> Result<c_int, Errno> {
 }
 
 /// Sets the options of a connection on the kernel's socket that takes its place: the reverse of
-/// `options::take_over`. One that the kernel refuses stays as it is there.
+/// [`taken`](crate::taken). One that the kernel refuses stays as it is there.
 fn hand_back(endpoint: &Endpoint, socket: c_int) {
     for (level, name, _) in SWITCHES {
         if let Some(bit) = switch_of(level, name) {

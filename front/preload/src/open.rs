@@ -1,7 +1,7 @@
 //! Connections and listeners begin and end: connect(2), listen(2), accept(2), shutdown(2).
 
 use std::os::fd::{AsRawFd, IntoRawFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{c_int, c_long, socklen_t};
 use slipway_socket::hidden::{self, Hidden};
@@ -13,6 +13,7 @@ use crate::fds::{self, DescriptorKind, Ref, Stream};
 use crate::listener::Listener;
 use crate::real::{self, sys};
 use crate::signals::{interrupted, restarts};
+use crate::taken::Taken;
 use crate::time::{after_timeout, timespec_of};
 use crate::{attach, dissolve, epoll, session};
 
@@ -73,7 +74,7 @@ fn try_connect(fd: c_int, to: Address, domain: c_int) -> Result<bool, NotConnect
     endpoint.set(option::NONBLOCK, nonblock);
     endpoint.set(option::CONNECTING, nonblock);
     endpoint.set(option::SIX, domain == libc::AF_INET6);
-    crate::options::take_over(fd, &endpoint);
+    Taken::of(fd).give(&endpoint);
     let how = if cloexec { libc::O_CLOEXEC } else { 0 };
     let mut stream = Stream::new(endpoint, domain);
     let waiting = fds::get(fd).map(|plain| std::mem::take(&mut *plain.sets.hold()));
@@ -135,11 +136,8 @@ pub fn listen(fd: c_int, backlog: c_int) {
 
 fn try_listen(fd: c_int, backlog: c_int, domain: c_int) {
     let flags = sys!(SYS_fcntl, fd, libc::F_GETFL, 0) as c_int;
-    let timeout = crate::options::timeout_of(fd, libc::SO_RCVTIMEO) as u32;
-    let Some(listener) = register(fd, backlog, domain, flags & libc::O_NONBLOCK != 0, timeout)
-    else {
-        return;
-    };
+    let nonblock = flags & libc::O_NONBLOCK != 0;
+    let Some(listener) = register(fd, backlog, domain, nonblock) else { return };
     sys!(SYS_fcntl, fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
     let object = fds::make(DescriptorKind::Listener(listener));
     let waiting = fds::get(fd).map(|plain| std::mem::take(&mut *plain.sets.hold()));
@@ -162,9 +160,8 @@ fn register_again(fd: c_int, before: &Ref) {
         return;
     }
     old.not_before.store(now + PAUSE, Ordering::Relaxed);
-    let (nonblock, timeout) =
-        (old.nonblock.load(Ordering::Relaxed), old.timeout.load(Ordering::Relaxed));
-    let Some(new) = register(fd, old.backlog, old.domain, nonblock, timeout) else { return };
+    let nonblock = old.nonblock.load(Ordering::Relaxed);
+    let Some(new) = register(fd, old.backlog, old.domain, nonblock) else { return };
     let object = fds::make(DescriptorKind::Listener(new));
     let waiting = std::mem::take(&mut *before.sets.hold());
     for (number, known) in fds::all(0, c_int::MAX - 1) {
@@ -178,13 +175,7 @@ fn register_again(fd: c_int, before: &Ref) {
 }
 
 /// Registers a listening kernel socket with the engine.
-fn register(
-    fd: c_int,
-    backlog: c_int,
-    domain: c_int,
-    nonblock: bool,
-    timeout: u32,
-) -> Option<Listener> {
+fn register(fd: c_int, backlog: c_int, domain: c_int, nonblock: bool) -> Option<Listener> {
     let family = attach::family()?;
     let at = own_address(fd)?;
     let option = |level, name| real::option(fd, level, name).unwrap_or(0);
@@ -200,7 +191,7 @@ fn register(
         }
     };
     let eventfd = Hidden::new(listening.eventfd).ok()?;
-    let (number, timeout) = (listening.listener, AtomicU32::new(timeout));
+    let number = listening.listener;
     let (not_before, nonblocking) = (AtomicU64::new(0), nonblock.into());
     let listener = Listener {
         family,
@@ -210,7 +201,7 @@ fn register(
         backlog,
         not_before,
         nonblock: nonblocking,
-        timeout,
+        options: Taken::of(fd),
         has_ended: false.into(),
     };
     listener.set_nonblock(nonblock);
@@ -240,7 +231,7 @@ pub fn accept(
     if flags & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) != 0 {
         return Err(Errno::INVAL);
     }
-    let until = after_timeout(listener.timeout.load(Ordering::Relaxed));
+    let until = after_timeout(listener.options.receive_timeout());
     loop {
         if let Some(new) = take_ours(listener, flags)? {
             let object = fds::get(new).ok_or(Errno::BADF)?;
@@ -309,7 +300,7 @@ fn take_ours(listener: &Listener, flags: c_int) -> Result<Option<c_int>, Errno> 
         // The engine is gone, or no longer knows the listener: only the kernel's queue remains.
         Err(_) => return Ok(None),
     };
-    Ok(Some(admit(opened, listener.domain, flags)))
+    Ok(Some(admit(opened, listener, flags)))
 }
 
 /// Takes one from the eventfd's count of waiting connections. Returns whether there was one.
@@ -352,15 +343,16 @@ fn has_room(fd: c_int) -> bool {
     copies.iter().all(|copy| *copy >= 0)
 }
 
-fn admit(opened: Opened, domain: c_int, flags: c_int) -> c_int {
+fn admit(opened: Opened, listener: &Listener, flags: c_int) -> c_int {
     let Opened { endpoint, eventfd } = opened;
     endpoint.set(option::NONBLOCK, flags & libc::SOCK_NONBLOCK != 0);
-    endpoint.set(option::SIX, domain == libc::AF_INET6);
+    endpoint.set(option::SIX, listener.domain == libc::AF_INET6);
+    listener.options.give(&endpoint);
     let fd = eventfd.into_raw_fd();
     if flags & libc::SOCK_CLOEXEC == 0 {
         sys!(SYS_fcntl, fd, libc::F_SETFD, 0);
     }
-    let stream = Stream::new(endpoint, domain);
+    let stream = Stream::new(endpoint, listener.domain);
     fds::put(fd, &fds::make(DescriptorKind::Stream(stream)));
     fd
 }

@@ -435,6 +435,32 @@ def options_before_connect():
     print(got, sent < 600_000)
 
 
+def options_of_a_listener():
+    """Connections begin with the options of their listener, and not with changes that came after them."""
+    level, server = socket.SOL_SOCKET, listener()
+    values = {"SO_KEEPALIVE": 1, "SO_OOBINLINE": 1, "SO_SNDBUF": 65536, "SO_RCVBUF": 30_000, "SO_RCVLOWAT": 100}
+
+    def accepted(flag, timeout):
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, flag)
+        server.setsockopt(level, socket.SO_RCVTIMEO, struct.pack("ll", timeout, 0))
+        server.setsockopt(level, socket.SO_LINGER, struct.pack("ii", flag, 0))
+        client = socket.create_connection(server.getsockname())
+        sock = server.accept()[0]
+        count(sock)
+        for name in ("SO_REUSEADDR", *values):
+            print(name, sock.getsockopt(level, getattr(socket, name)))
+        print(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY),
+              struct.unpack("ll", sock.getsockopt(level, socket.SO_RCVTIMEO, 16)))
+        sock.close()
+        print(attempt(client.recv, 1))
+        return sock
+
+    for name, value in values.items():
+        server.setsockopt(level, getattr(socket, name), value)
+    accepted(1, 3)
+    accepted(0, 0)
+
+
 def copies():
     a, b = pair()
     c = a.dup()
@@ -1093,10 +1119,11 @@ except BlockingIOError:
         print(child.wait(), second.recv(100), second.recv(100))
 
 
-PARTS = [plain, whole_peeks, nothings, six, ends, overs, shutdowns_by_others, resets, pipes, refusals, nonblocking, timeouts, interruptions, restarts, options,
-         options_before_connect, copies, ranges, forks, kills, epolls, exclusives, orders, bound_ports, closed_by_a_parent,
-         inherited_set, set_before_connect, numbers_of_a_listener, events_of_a_listener, full_tables, stopped_listeners, dissolved_connections, pools, mixtures, pointers, threads, files,
-         children, execs, inheritances]
+PARTS = [plain, whole_peeks, nothings, six, ends, overs, shutdowns_by_others, resets, pipes, refusals, nonblocking,
+         timeouts, interruptions, restarts, options, options_before_connect, options_of_a_listener, copies, ranges,
+         forks, kills, epolls, exclusives, orders, bound_ports, closed_by_a_parent, inherited_set,
+         set_before_connect, numbers_of_a_listener, events_of_a_listener, full_tables, stopped_listeners,
+         dissolved_connections, pools, mixtures, pointers, threads, files, children, execs, inheritances]
 
 if __name__ == "__main__":
     wanted = sys.argv[1:]

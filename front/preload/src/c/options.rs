@@ -64,7 +64,7 @@ pub unsafe extern "C" fn setsockopt(
         }) as c_int,
         DescriptorKind::Listener(listener) => {
             let done = kernel();
-            options::follow(listener, fd);
+            listener.options.renew(fd);
             done
         }
         _ => kernel(),
