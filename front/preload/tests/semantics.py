@@ -130,6 +130,51 @@ def whole_peeks():
     print(a.recv(6, flags), a.recv(6, flags), a.recv(10), a.recv(6, flags))
 
 
+def many_messages():
+    """recvmmsg(2) waits for each message, or with MSG_WAITFORONE for the first; the end of the stream is a message, too."""
+    import ctypes
+
+    class Piece(ctypes.Structure):
+        _fields_ = [("at", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+    class Message(ctypes.Structure):
+        _fields_ = [("name", ctypes.c_void_p), ("name_length", ctypes.c_uint), ("pieces", ctypes.POINTER(Piece)),
+                    ("count", ctypes.c_size_t), ("control", ctypes.c_void_p), ("control_length", ctypes.c_size_t),
+                    ("flags", ctypes.c_int), ("_", ctypes.c_int), ("received", ctypes.c_size_t)]
+
+    call = ctypes.CDLL(None, use_errno=True).recvmmsg
+    wait_for_one = 0x10000
+
+    def receive(sock, flags=0, timeout=None):
+        buffers = [ctypes.create_string_buffer(4) for _ in range(3)]
+        pieces = [Piece(ctypes.addressof(buffer), 4) for buffer in buffers]
+        messages = (Message * 3)(*[Message(None, 0, ctypes.pointer(piece), 1, None, 0, 0, 0, 99) for piece in pieces])
+        left = (ctypes.c_long * 2)(*timeout) if timeout else None
+        done = call(sock.fileno(), messages, 3, flags, left)
+        return (errno.errorcode[ctypes.get_errno()] if done < 0 else done), [message.received for message in messages]
+
+    def both(data):
+        b.sendall(data)
+        settle(a, select.POLLIN, select.POLLIN)
+    a, b = pair()
+    both(b"abcdef")
+    threading.Timer(0.1, b.sendall, [b"gh"]).start()
+    print(receive(a))
+    both(b"abcdef")
+    print(receive(a, wait_for_one))
+    both(b"ab")
+    print(receive(a, socket.MSG_DONTWAIT), receive(a, socket.MSG_DONTWAIT))
+    both(b"abcdef")
+    threading.Timer(0.2, b.sendall, [b"gh"]).start()
+    print(receive(a, 0, (0, 100_000_000)), receive(a, 0, (0, -1)), receive(a, 0, (-1, 0)))
+    for _ in range(2):
+        threading.Timer(0.1, b.sendall, [b"x"]).start()
+        print(receive(a, 0, (0, 1)))
+    both(b"abcdef")
+    b.close()
+    print(receive(a), receive(a))
+
+
 def nothings():
     """A recv(2) without room waits as others do, and takes nothing; a read(2) does not. No length is negative."""
     import ctypes
@@ -1119,9 +1164,9 @@ except BlockingIOError:
         print(child.wait(), second.recv(100), second.recv(100))
 
 
-PARTS = [plain, whole_peeks, nothings, six, ends, overs, shutdowns_by_others, resets, pipes, refusals, nonblocking,
-         timeouts, interruptions, restarts, options, options_before_connect, options_of_a_listener, copies, ranges,
-         forks, kills, epolls, exclusives, orders, bound_ports, closed_by_a_parent, inherited_set,
+PARTS = [plain, whole_peeks, many_messages, nothings, six, ends, overs, shutdowns_by_others, resets, pipes, refusals,
+         nonblocking, timeouts, interruptions, restarts, options, options_before_connect, options_of_a_listener,
+         copies, ranges, forks, kills, epolls, exclusives, orders, bound_ports, closed_by_a_parent, inherited_set,
          set_before_connect, numbers_of_a_listener, events_of_a_listener, full_tables, stopped_listeners,
          dissolved_connections, pools, mixtures, pointers, threads, files, children, execs, inheritances]
 
