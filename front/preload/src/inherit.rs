@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::AtomicBool;
 
 use libc::c_int;
 use slipway_socket::hidden::{self, Hidden, Survivor};
@@ -15,6 +15,7 @@ use crate::listener::Listener;
 use crate::numbers::Numbers;
 use crate::open::own_address;
 use crate::real::{self, sys};
+use crate::taken::Taken;
 use crate::{attach, session};
 
 /// Resumes the connections of the previous image, if it left a ticket.
@@ -112,7 +113,8 @@ fn listeners(family: &Arc<Family>, mut sockets: Vec<c_int>) {
             not_before: 0.into(),
             domain: real::tcp_domain(fd).unwrap_or(libc::AF_INET),
             nonblock: AtomicBool::new(flags & libc::O_NONBLOCK != 0),
-            timeout: AtomicU32::new(crate::options::timeout_of(fd, libc::SO_RCVTIMEO) as u32),
+            options: Taken::of(fd),
+            has_ended: false.into(),
         };
         let object = fds::make(DescriptorKind::Listener(listener));
         its.iter().for_each(|fd| fds::put(*fd, &object));

@@ -9,11 +9,11 @@
 //! - [`attach`]: attaches this process to the engine when a call first needs it
 //!   (`attach::family`); [`session`]: the family that the process belongs to then;
 //! - [`open`]: how connections begin and end; [`listener`]: a kernel's listener with a second queue
-//!   at the engine;
+//!   at the engine; [`dissolve`]: how either ends before it is closed;
 //! - [`transfer`]: how bytes move; [`vectors`]: pieces and messages of one call; [`files`]: between
 //!   a FIFO and another descriptor;
-//! - [`options`]: options of sockets, with values that share a word in [`halves`]; [`copies`]:
-//!   closed and copied descriptors;
+//! - [`options`]: options of sockets; [`switches`] and [`halves`]: where their values lie;
+//!   [`taken`]: those that connections begin with; [`copies`]: closed and copied descriptors;
 //! - [`polling`]: poll(2); [`select`]: select(2), which is a poll(2); [`polled`]: the descriptors
 //!   that the kernel polls for them; [`epoll`]: epoll(7);
 //! - [`process`]: fork(2); [`exec`], [`spawn`], [`numbers`] and [`inherit`]: execve(2) and
@@ -39,10 +39,10 @@
 //! function of the library within `c::guard`. Its name of `_FORTIFY_SOURCE` (`__read_chk`) is
 //! beside it, and its number in `c::syscall` if programs call it so.
 //!
-//! An option of sockets without an effect is a row of `SWITCHES` or `NUMBERS` in [`options`].
-//! Another one has no row, but an arm of `read_option` and of `write_option` there. In
-//! `write_option` it comes before the arms for all of `IPPROTO_IP` and `IPPROTO_IPV6`: those take
-//! any value for any option of these levels and have no effect. The effect is in the call that
+//! An option of sockets without an effect is a row of `SWITCHES` in [`switches`], or of `NUMBERS`
+//! in [`options`]. Another one has no row, but an arm of `read_option` and of `write_option` there.
+//! In `write_option` it comes before the arms for all of `IPPROTO_IP` and `IPPROTO_IPV6`: those
+//! take any value for any option of these levels and have no effect. The effect is in the call that
 //! moves bytes, as that of timeouts ([`transfer`]), or in `host/socket`, which reads the entry's
 //! word itself: `Endpoint::most` in `endpoint/transfer.rs`, `endpoint/readiness.rs` for the bits
 //! of poll(2). How many bytes wake a sleeper is another matter: the argument `least` of
@@ -53,8 +53,8 @@
 //! value needs a half of another word of the entry, and gets a row of [`halves`]. The doc comment
 //! of `slipway_socket::option` (`host/socket/src/endpoint.rs`) says which halves and words are
 //! left. `c::options` hands `write_option` the first 16 bytes of a value, as many as a timeout has.
-//! Programs set many options before connect(2): `take_over` of [`options`] copies those that matter
-//! from the kernel's socket. Accepted connections begin with none of their listener's.
+//! Programs set many options before connect(2), or at a listener: [`taken`] copies those that
+//! matter from the kernel's socket.
 //!
 //! Unit tests are beside what they test, and compiled without `c`: its names are libc's, and a test
 //! program that had them would be its own subject. `tests/semantics.py` gets a case of each
@@ -83,6 +83,7 @@ mod attach;
 mod c;
 mod copies;
 mod descriptors;
+mod dissolve;
 mod epoll;
 mod exec;
 mod fds;
@@ -104,6 +105,8 @@ mod session;
 mod signals;
 mod spawn;
 mod strings;
+mod switches;
+mod taken;
 mod time;
 mod transfer;
 mod vectors;

@@ -2,13 +2,14 @@
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use libc::c_int;
 use slipway_socket::Family;
 use slipway_socket::hidden::Hidden;
 
 use crate::real::sys;
+use crate::taken::Taken;
 
 /// A kernel listener that also has a queue at the engine. The kernel's socket is made non-blocking,
 /// so that no thread waits for one of the two queues alone.
@@ -24,8 +25,10 @@ pub struct Listener {
     pub not_before: AtomicU64,
     /// The program's own `O_NONBLOCK` setting.
     pub nonblock: AtomicBool,
-    /// `SO_RCVTIMEO` in milliseconds, read when the socket began to listen.
-    pub timeout: AtomicU32,
+    /// The options of the kernel's socket, with which connections begin.
+    pub options: Taken,
+    /// The engine's queue has ended for this process.
+    pub has_ended: AtomicBool,
 }
 
 impl Listener {
@@ -37,7 +40,11 @@ impl Listener {
         sys!(SYS_fcntl, self.eventfd.as_raw_fd(), libc::F_SETFL, flags);
     }
 
+    /// Ends the engine's queue for this process. The engine resets the connections in it with the
+    /// last process that has it.
     pub fn end(&self) {
-        self.family.unlisten(self.number);
+        if !self.has_ended.swap(true, Ordering::Relaxed) {
+            self.family.unlisten(self.number);
+        }
     }
 }

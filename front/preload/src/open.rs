@@ -1,7 +1,7 @@
 //! Connections and listeners begin and end: connect(2), listen(2), accept(2), shutdown(2).
 
 use std::os::fd::{AsRawFd, IntoRawFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{c_int, c_long, socklen_t};
 use slipway_socket::hidden::{self, Hidden};
@@ -13,8 +13,9 @@ use crate::fds::{self, DescriptorKind, Ref, Stream};
 use crate::listener::Listener;
 use crate::real::{self, sys};
 use crate::signals::{interrupted, restarts};
+use crate::taken::Taken;
 use crate::time::{after_timeout, timespec_of};
-use crate::{attach, epoll, session};
+use crate::{attach, dissolve, epoll, session};
 
 /// Returns the local address of a kernel socket.
 pub fn own_address(fd: c_int) -> Option<Address> {
@@ -60,6 +61,10 @@ fn try_connect(fd: c_int, to: Address, domain: c_int) -> Result<bool, NotConnect
         return Err(NotConnected::NotOurs);
     }
     let family = attach::family().ok_or(NotConnected::NotOurs)?;
+    if !has_room(fd) {
+        // The kernel's connect(2) needs no number.
+        return Err(NotConnected::NotOurs);
+    }
     let to = if to.is_unspecified() { loopback(domain, to.port) } else { to };
     let from = own_address(fd).filter(|from| from.port != 0);
     let Opened { endpoint, eventfd } = family.connect(to, from.unwrap_or(Address::ANY))?;
@@ -69,7 +74,7 @@ fn try_connect(fd: c_int, to: Address, domain: c_int) -> Result<bool, NotConnect
     endpoint.set(option::NONBLOCK, nonblock);
     endpoint.set(option::CONNECTING, nonblock);
     endpoint.set(option::SIX, domain == libc::AF_INET6);
-    crate::options::take_over(fd, &endpoint);
+    Taken::of(fd).give(&endpoint);
     let how = if cloexec { libc::O_CLOEXEC } else { 0 };
     let mut stream = Stream::new(endpoint, domain);
     let waiting = fds::get(fd).map(|plain| std::mem::take(&mut *plain.sets.hold()));
@@ -131,11 +136,8 @@ pub fn listen(fd: c_int, backlog: c_int) {
 
 fn try_listen(fd: c_int, backlog: c_int, domain: c_int) {
     let flags = sys!(SYS_fcntl, fd, libc::F_GETFL, 0) as c_int;
-    let timeout = crate::options::timeout_of(fd, libc::SO_RCVTIMEO) as u32;
-    let Some(listener) = register(fd, backlog, domain, flags & libc::O_NONBLOCK != 0, timeout)
-    else {
-        return;
-    };
+    let nonblock = flags & libc::O_NONBLOCK != 0;
+    let Some(listener) = register(fd, backlog, domain, nonblock) else { return };
     sys!(SYS_fcntl, fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
     let object = fds::make(DescriptorKind::Listener(listener));
     let waiting = fds::get(fd).map(|plain| std::mem::take(&mut *plain.sets.hold()));
@@ -158,9 +160,8 @@ fn register_again(fd: c_int, before: &Ref) {
         return;
     }
     old.not_before.store(now + PAUSE, Ordering::Relaxed);
-    let (nonblock, timeout) =
-        (old.nonblock.load(Ordering::Relaxed), old.timeout.load(Ordering::Relaxed));
-    let Some(new) = register(fd, old.backlog, old.domain, nonblock, timeout) else { return };
+    let nonblock = old.nonblock.load(Ordering::Relaxed);
+    let Some(new) = register(fd, old.backlog, old.domain, nonblock) else { return };
     let object = fds::make(DescriptorKind::Listener(new));
     let waiting = std::mem::take(&mut *before.sets.hold());
     for (number, known) in fds::all(0, c_int::MAX - 1) {
@@ -174,13 +175,7 @@ fn register_again(fd: c_int, before: &Ref) {
 }
 
 /// Registers a listening kernel socket with the engine.
-fn register(
-    fd: c_int,
-    backlog: c_int,
-    domain: c_int,
-    nonblock: bool,
-    timeout: u32,
-) -> Option<Listener> {
+fn register(fd: c_int, backlog: c_int, domain: c_int, nonblock: bool) -> Option<Listener> {
     let family = attach::family()?;
     let at = own_address(fd)?;
     let option = |level, name| real::option(fd, level, name).unwrap_or(0);
@@ -196,7 +191,7 @@ fn register(
         }
     };
     let eventfd = Hidden::new(listening.eventfd).ok()?;
-    let (number, timeout) = (listening.listener, AtomicU32::new(timeout));
+    let number = listening.listener;
     let (not_before, nonblocking) = (AtomicU64::new(0), nonblock.into());
     let listener = Listener {
         family,
@@ -206,7 +201,8 @@ fn register(
         backlog,
         not_before,
         nonblock: nonblocking,
-        timeout,
+        options: Taken::of(fd),
+        has_ended: false.into(),
     };
     listener.set_nonblock(nonblock);
     Some(listener)
@@ -223,7 +219,8 @@ pub struct Accepted {
 /// and `flags` are that call's. The object of `fd` is `object`, which has `listener`.
 ///
 /// # Errors
-/// The errors of accept4(2).
+/// The errors of accept4(2). As in the kernel, a connection for which no number is free stays in
+/// the queue.
 pub fn accept(
     fd: c_int,
     object: &Ref,
@@ -231,7 +228,10 @@ pub fn accept(
     flags: c_int,
     mut kernel: impl FnMut() -> c_long,
 ) -> Result<Accepted, Errno> {
-    let until = after_timeout(listener.timeout.load(Ordering::Relaxed));
+    if flags & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) != 0 {
+        return Err(Errno::INVAL);
+    }
+    let until = after_timeout(listener.options.receive_timeout());
     loop {
         if let Some(new) = take_ours(listener, flags)? {
             let object = fds::get(new).ok_or(Errno::BADF)?;
@@ -248,6 +248,10 @@ pub fn accept(
             return Ok(Accepted { fd: new, name: None });
         }
         let errno = real::last_error();
+        if errno == Errno::INVAL {
+            // Another process may have stopped it.
+            dissolve::follow(fd, object);
+        }
         if errno != Errno::AGAIN || listener.nonblock.load(Ordering::Relaxed) {
             return Err(errno);
         }
@@ -274,18 +278,29 @@ fn wait_for_either(fd: c_int, listener: &Listener, until: Deadline) -> Result<()
 
 /// Takes the next connection from the engine's queue, as a descriptor of ours. Returns `None` if
 /// the queue is empty.
+///
+/// # Errors
+/// `EMFILE` if no numbers are free for a connection, which stays in the queue; the engine's errors.
 fn take_ours(listener: &Listener, flags: c_int) -> Result<Option<c_int>, Errno> {
     if !take_one(&listener.eventfd) {
         return Ok(None);
     }
+    if !has_room(listener.eventfd.as_raw_fd()) {
+        put_back(&listener.eventfd, 1);
+        return Err(Errno::MFILE);
+    }
     let opened = match listener.family.accept(listener.number) {
         Ok(opened) => opened,
         Err(Errno::AGAIN) => return Ok(None),
-        Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS)) => return Err(errno),
+        Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS)) => {
+            // The engine may not have been asked: the connection is still there.
+            put_back(&listener.eventfd, 1);
+            return Err(errno);
+        }
         // The engine is gone, or no longer knows the listener: only the kernel's queue remains.
         Err(_) => return Ok(None),
     };
-    Ok(Some(admit(opened, listener.domain, flags)))
+    Ok(Some(admit(opened, listener, flags)))
 }
 
 /// Takes one from the eventfd's count of waiting connections. Returns whether there was one.
@@ -300,34 +315,60 @@ fn take_one(eventfd: &Hidden) -> bool {
     // A non-semaphore eventfd returns its whole count; write the surplus back.
     let rest = u64::from_ne_bytes(count).saturating_sub(1);
     if rest > 0 {
-        // Fails only if another holder of the eventfd filled its counter, which harms that holder's
-        // own listener.
-        let _ = rustix::io::write(eventfd, &rest.to_ne_bytes());
+        put_back(eventfd, rest);
     }
     true
 }
 
-fn admit(opened: Opened, domain: c_int, flags: c_int) -> c_int {
+/// Adds to the eventfd's count of waiting connections what was taken from it.
+fn put_back(eventfd: &Hidden, count: u64) {
+    // Fails only if another holder of the eventfd filled its counter, which harms that holder's own
+    // listener.
+    let _ = rustix::io::write(eventfd, &count.to_ne_bytes());
+}
+
+/// The most descriptors that come with a connection, each with a number below the limit: its
+/// eventfd, the peer's, and memory that the two programs share. The kernel discards those of a
+/// message for which no number is free.
+const COME_WITH_ONE: usize = 3;
+
+/// Returns whether numbers are free for the descriptors that come with a connection. `fd` is any
+/// open descriptor.
+fn has_room(fd: c_int) -> bool {
+    let copy = |()| sys!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0) as c_int;
+    let copies = [(); COME_WITH_ONE].map(copy);
+    for copy in copies.into_iter().filter(|copy| *copy >= 0) {
+        real::close(copy);
+    }
+    copies.iter().all(|copy| *copy >= 0)
+}
+
+fn admit(opened: Opened, listener: &Listener, flags: c_int) -> c_int {
     let Opened { endpoint, eventfd } = opened;
     endpoint.set(option::NONBLOCK, flags & libc::SOCK_NONBLOCK != 0);
-    endpoint.set(option::SIX, domain == libc::AF_INET6);
+    endpoint.set(option::SIX, listener.domain == libc::AF_INET6);
+    listener.options.give(&endpoint);
     let fd = eventfd.into_raw_fd();
     if flags & libc::SOCK_CLOEXEC == 0 {
         sys!(SYS_fcntl, fd, libc::F_SETFD, 0);
     }
-    let stream = Stream::new(endpoint, domain);
+    let stream = Stream::new(endpoint, listener.domain);
     fds::put(fd, &fds::make(DescriptorKind::Stream(stream)));
     fd
 }
 
-/// Carries out shutdown(2) for a connection of ours. Returns 0, which is the call's result.
+/// Carries out shutdown(2) for the connection `fd`, which has `object`. Threads that wait for it in
+/// any call look at it again. Returns 0, which is the call's result.
 ///
 /// # Errors
-/// `EINVAL` if `how` is none of the three.
-pub fn shutdown(object: &Ref, how: c_int) -> Result<usize, Errno> {
+/// `EINVAL` if `how` is none of the three, `ENOTCONN` if the connection is over.
+pub fn shutdown(fd: c_int, object: &Ref, how: c_int) -> Result<usize, Errno> {
     let stream = object.stream().ok_or(Errno::NOTSOCK)?;
     if ![libc::SHUT_RD, libc::SHUT_WR, libc::SHUT_RDWR].contains(&how) {
         return Err(Errno::INVAL);
+    }
+    if stream.endpoint.is_over() {
+        return Err(Errno::NOTCONN);
     }
     if how != libc::SHUT_RD {
         stream.endpoint.finish();
@@ -336,6 +377,7 @@ pub fn shutdown(object: &Ref, how: c_int) -> Result<usize, Errno> {
         stream.endpoint.want_no_more();
     }
     epoll::touch(object);
+    stream.endpoint.wake(real::borrowed(fd));
     Ok(0)
 }
 
@@ -367,6 +409,22 @@ mod tests {
         let eventfd = Hidden::new(rustix::event::eventfd(2, flags).unwrap()).unwrap();
         assert!(take_one(&eventfd) && take_one(&eventfd));
         assert!(!take_one(&eventfd), "it is empty, and this does not wait");
+    }
+
+    #[test]
+    fn what_is_put_back_waits_again() {
+        let flags = rustix::event::EventfdFlags::CLOEXEC;
+        let eventfd = Hidden::new(rustix::event::eventfd(1, flags).unwrap()).unwrap();
+        assert!(take_one(&eventfd));
+        put_back(&eventfd, 1);
+        assert!(take_one(&eventfd) && !take_one(&eventfd));
+    }
+
+    #[test]
+    fn there_is_room_if_the_kernel_has_numbers() {
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        assert!(has_room(reader.as_raw_fd()));
+        assert!(!has_room(-1));
     }
 
     #[test]

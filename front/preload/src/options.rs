@@ -4,30 +4,16 @@
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 
-use libc::{c_int, socklen_t};
-use slipway_socket::{Endpoint, Errno, option};
+use libc::c_int;
+use slipway_socket::{Errno, option};
 
 use crate::fds::{DescriptorKind, Stream};
 use crate::halves::{
     HalfWord, RECEIVE_BUFFER, RECEIVE_LOW_WATER, RECEIVE_TIMEOUT, SEND_BUFFER, SEND_TIMEOUT,
 };
-use crate::listener::Listener;
-use crate::real::{self, sys};
-
-/// On/off options that are stored but have no effect, each with the bit that stores it.
-const SWITCHES: [(c_int, c_int, u32); 11] = [
-    (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
-    (libc::SOL_SOCKET, libc::SO_REUSEADDR, 1),
-    (libc::SOL_SOCKET, libc::SO_REUSEPORT, 2),
-    (libc::SOL_SOCKET, libc::SO_OOBINLINE, 3),
-    (libc::SOL_SOCKET, libc::SO_BROADCAST, 4),
-    (libc::SOL_SOCKET, libc::SO_DONTROUTE, 5),
-    (libc::SOL_SOCKET, libc::SO_ZEROCOPY, 6),
-    (libc::IPPROTO_TCP, libc::TCP_NODELAY, 7),
-    (libc::IPPROTO_TCP, libc::TCP_CORK, 8),
-    (libc::IPPROTO_TCP, libc::TCP_QUICKACK, 9),
-    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 10),
-];
+use crate::switches::switch_of;
+use crate::taken::{LARGEST, aborts};
+use crate::time::milliseconds;
 
 /// Integer options that may be set to anything and always read as the given value.
 const NUMBERS: [(c_int, c_int, c_int); 20] = [
@@ -57,13 +43,6 @@ const BUFFER: u64 = 1 << 20;
 /// The least size in bytes of a buffer that a program may set. As the kernel does, we report twice
 /// what was set (socket(7)).
 const SMALLEST: u64 = 1152;
-/// The largest size in bytes of a buffer that a program may set.
-const LARGEST: u64 = 2 << 20;
-/// The bit of `SO_BUF_LOCK` for a program that set `SO_SNDBUF` (`SOCK_SNDBUF_LOCK`,
-/// `linux/socket.h`).
-const SEND_LOCK: c_int = 1;
-/// The bit of `SO_BUF_LOCK` for a program that set `SO_RCVBUF` (`SOCK_RCVBUF_LOCK`).
-const RECEIVE_LOCK: c_int = 2;
 
 /// The segment size in bytes that the kernel reports for TCP over its loopback interface.
 const SEGMENT: c_int = 65_483;
@@ -72,6 +51,10 @@ const SEGMENT: c_int = 65_483;
 const TCP_INFO_LEN: usize = 232;
 /// `tcpi_state` of a connection whose peer may still send (`net/tcp_states.h`).
 const TCP_ESTABLISHED: u8 = 1;
+/// `tcpi_state` of a connection whose program sends no more.
+const TCP_FIN_WAIT2: u8 = 5;
+/// `tcpi_state` of a connection that is over.
+const TCP_CLOSE: u8 = 7;
 /// `tcpi_state` of a connection whose peer sends no more.
 const TCP_CLOSE_WAIT: u8 = 8;
 
@@ -85,69 +68,6 @@ const _: () = assert!(TCP_INFO_LEN <= VALUE_LEN);
 
 /// The most bytes of an option's value that is set: those of a timeout. The rest is ignored.
 pub const SET_LEN: usize = size_of::<libc::timeval>();
-
-/// Returns the bit of `FLAGS` that stores an on/off option, or `None` if the option is no row of
-/// [`SWITCHES`].
-fn switch_of(level: c_int, name: c_int) -> Option<u64> {
-    let found = SWITCHES.iter().find(|(at, what, _)| (*at, *what) == (level, name));
-    found.map(|(_, _, bit)| 1 << (option::FREE + bit))
-}
-
-/// Returns a kernel socket's timeout in milliseconds; 0: none.
-pub fn timeout_of(fd: c_int, name: c_int) -> u64 {
-    let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
-    let mut length = size_of::<libc::timeval>() as socklen_t;
-    sys!(SYS_getsockopt, fd, libc::SOL_SOCKET, name, &raw mut time, &raw mut length);
-    milliseconds(time)
-}
-
-/// Converts a timeout to milliseconds, rounded up, and at most 4,000,000 s and a second, so that it
-/// fits 32 bits.
-fn milliseconds(time: libc::timeval) -> u64 {
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0).min(4_000_000);
-    seconds * 1000 + u64::try_from(time.tv_usec).unwrap_or(0).div_ceil(1000)
-}
-
-/// Copies the options that were set on the kernel's socket before it became ours.
-pub fn take_over(fd: c_int, endpoint: &Endpoint) {
-    for (level, name, _) in SWITCHES {
-        if let Some(bit) = switch_of(level, name)
-            && real::option(fd, level, name).is_some_and(|value| value != 0)
-        {
-            endpoint.set(bit, true);
-        }
-    }
-    RECEIVE_TIMEOUT.set(endpoint, timeout_of(fd, libc::SO_RCVTIMEO));
-    SEND_TIMEOUT.set(endpoint, timeout_of(fd, libc::SO_SNDTIMEO));
-    RECEIVE_BUFFER.set(endpoint, buffer_of(fd, libc::SO_RCVBUF, RECEIVE_LOCK));
-    SEND_BUFFER.set(endpoint, buffer_of(fd, libc::SO_SNDBUF, SEND_LOCK));
-    RECEIVE_LOW_WATER.set(endpoint, number_of(fd, libc::SO_RCVLOWAT));
-    let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
-    let mut length = size_of::<libc::linger>() as socklen_t;
-    let (level, name) = (libc::SOL_SOCKET, libc::SO_LINGER);
-    sys!(SYS_getsockopt, fd, level, name, &raw mut linger, &raw mut length);
-    endpoint.set(option::ABORT, aborts(linger.l_onoff, linger.l_linger));
-}
-
-/// Returns a number among a kernel socket's options of `SOL_SOCKET`; 0 if it is negative or the
-/// kernel does not know the option.
-fn number_of(fd: c_int, name: c_int) -> u64 {
-    let value = real::option(fd, libc::SOL_SOCKET, name);
-    value.and_then(|value| u64::try_from(value).ok()).unwrap_or(0)
-}
-
-/// Returns the size in bytes that is reported of a kernel socket's buffer, if the program set it by
-/// the option `name`, for which `SO_BUF_LOCK` has the bit `lock`. Returns 0 if the program set
-/// none, and on kernels before Linux 5.14, which do not tell.
-fn buffer_of(fd: c_int, name: c_int, lock: c_int) -> u64 {
-    let locks = real::option(fd, libc::SOL_SOCKET, libc::SO_BUF_LOCK).unwrap_or(0);
-    if locks & lock == 0 { 0 } else { number_of(fd, name).min(LARGEST * 2) }
-}
-
-/// Returns whether a `struct linger` with these fields makes close(2) a reset.
-fn aborts(l_onoff: c_int, l_linger: c_int) -> bool {
-    l_onoff != 0 && l_linger == 0
-}
 
 /// Writes an option's value to the beginning of `into`, and returns its length in bytes; the bytes
 /// after what is written are 0. The error is ENOPROTOOPT for an unknown option.
@@ -192,8 +112,12 @@ pub fn read_option(
         }
         (libc::IPPROTO_TCP, libc::TCP_INFO) => {
             // TCP's other states do not exist here.
-            let ended = endpoint.ready() & libc::POLLRDHUP != 0;
-            let state = if ended { TCP_CLOSE_WAIT } else { TCP_ESTABLISHED };
+            let state = match (endpoint.has_peer_ended(), endpoint.has(option::FINISHED)) {
+                _ if endpoint.is_over() => TCP_CLOSE,
+                (true, _) => TCP_CLOSE_WAIT,
+                (false, true) => TCP_FIN_WAIT2,
+                (false, false) => TCP_ESTABLISHED,
+            };
             put(into, offset_of!(libc::tcp_info, tcpi_state), &[state]);
             put(into, offset_of!(libc::tcp_info, tcpi_snd_mss), &SEGMENT.to_ne_bytes());
             Ok(TCP_INFO_LEN)
@@ -296,12 +220,6 @@ fn field<const N: usize>(value: &[u8], at: usize) -> Result<[u8; N], Errno> {
     value.get(at..).and_then(<[u8]>::first_chunk).copied().ok_or(Errno::INVAL)
 }
 
-/// Follows a setsockopt(2) that the kernel made for a listener.
-pub fn follow(listener: &Listener, fd: c_int) {
-    let time = timeout_of(fd, libc::SO_RCVTIMEO);
-    listener.timeout.store(time as u32, Ordering::Relaxed);
-}
-
 /// Returns the result of fcntl(2)'s `F_GETFL`. Returns `None` for a descriptor whose flags are the
 /// kernel's.
 pub fn status_of(kind: &DescriptorKind) -> Option<c_int> {
@@ -364,25 +282,7 @@ pub fn ioctl(
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
-
     use super::*;
-
-    #[test]
-    fn each_switch_has_a_bit_of_its_own_and_others_have_none() {
-        let mut seen = 0;
-        for (level, name, _) in SWITCHES {
-            let bit = switch_of(level, name).unwrap();
-            assert_eq!((bit.count_ones(), seen & bit), (1, 0));
-            seen |= bit;
-        }
-        for own in [option::NONBLOCK, option::SIX, option::ABORT] {
-            assert_eq!(seen & own, 0);
-        }
-        // The same number at another level is another option.
-        assert_eq!(switch_of(libc::IPPROTO_TCP, libc::SO_KEEPALIVE), None);
-        assert_eq!(switch_of(libc::SOL_SOCKET, -1), None);
-    }
 
     #[test]
     fn no_option_is_a_switch_and_a_number() {
@@ -391,15 +291,6 @@ mod tests {
             let same = NUMBERS.iter().filter(|(at, what, _)| (*at, *what) == (level, name));
             assert_eq!(same.count(), 1);
         }
-    }
-
-    #[test]
-    fn a_timeout_is_rounded_up_and_fits_its_half_of_a_word() {
-        let time = |tv_sec, tv_usec| milliseconds(libc::timeval { tv_sec, tv_usec });
-        assert_eq!((time(0, 0), time(0, 1), time(0, 1000), time(1, 1001)), (0, 1, 1, 1002));
-        assert_eq!((time(-1, 0), time(-5, 20)), (0, 1), "the kernel's of a past time is none");
-        assert!(time(i64::MAX, 999_999) <= u64::from(u32::MAX));
-        assert_eq!(time(i64::MAX, 999_999), 4_000_001_000);
     }
 
     #[test]
@@ -437,35 +328,6 @@ mod tests {
         assert_eq!((buffer(4096), buffer(100_000)), (8192, 200_000));
         assert_eq!((buffer(0), buffer(-1), buffer(c_int::MIN)), (2304, 2304, 2304));
         assert_eq!(buffer(c_int::MAX), 4 << 20);
-    }
-
-    #[test]
-    fn a_buffer_is_taken_over_if_the_program_set_its_size() {
-        let socket = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let fd = socket.as_raw_fd();
-        let sizes = || {
-            let send = buffer_of(fd, libc::SO_SNDBUF, SEND_LOCK);
-            (send, buffer_of(fd, libc::SO_RCVBUF, RECEIVE_LOCK))
-        };
-        let set = |name: c_int, size: c_int| {
-            let (at, length) = (&raw const size, size_of::<c_int>());
-            assert_eq!(sys!(SYS_setsockopt, fd, libc::SOL_SOCKET, name, at, length), 0);
-        };
-        assert_eq!(sizes(), (0, 0), "the kernel's own sizes are not the program's");
-        set(libc::SO_SNDBUF, 50_000);
-        assert_eq!(sizes(), (100_000, 0));
-        set(libc::SO_RCVBUF, 30_000);
-        assert_eq!(sizes(), (100_000, 60_000));
-        assert_eq!(number_of(fd, libc::SO_RCVLOWAT), 1);
-        set(libc::SO_RCVLOWAT, 100);
-        assert_eq!(number_of(fd, libc::SO_RCVLOWAT), 100);
-        assert_eq!((buffer_of(-1, libc::SO_SNDBUF, SEND_LOCK), number_of(fd, -1)), (0, 0));
-    }
-
-    #[test]
-    fn close_is_a_reset_only_with_a_linger_of_no_time() {
-        assert!(aborts(1, 0) && aborts(-1, 0));
-        assert!(!aborts(0, 0) && !aborts(1, 1) && !aborts(1, -1));
     }
 
     #[test]

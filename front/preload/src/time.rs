@@ -32,6 +32,13 @@ pub fn after_milliseconds(timeout: c_int) -> Deadline {
     u64::try_from(timeout).map_or(Deadline::NEVER, |time| Deadline::after(time * 1_000_000))
 }
 
+/// Converts a timeout to milliseconds, rounded up, and at most 4,000,000 s and a second, so that it
+/// fits 32 bits.
+pub fn milliseconds(time: libc::timeval) -> u64 {
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0).min(4_000_000);
+    seconds * 1000 + u64::try_from(time.tv_usec).unwrap_or(0).div_ceil(1000)
+}
+
 /// Returns a length of time in nanoseconds in C's format.
 pub fn timespec_of(nanoseconds: u64) -> timespec {
     timespec {
@@ -88,5 +95,14 @@ mod tests {
     fn nanoseconds_are_seconds_and_a_rest() {
         let time = timespec_of(3_000_000_007);
         assert_eq!((time.tv_sec, time.tv_nsec), (3, 7));
+    }
+
+    #[test]
+    fn a_timeout_is_rounded_up_and_fits_its_half_of_a_word() {
+        let time = |tv_sec, tv_usec| milliseconds(libc::timeval { tv_sec, tv_usec });
+        assert_eq!((time(0, 0), time(0, 1), time(0, 1000), time(1, 1001)), (0, 1, 1, 1002));
+        assert_eq!((time(-1, 0), time(-5, 20)), (0, 1), "the kernel's of a past time is none");
+        assert!(time(i64::MAX, 999_999) <= u64::from(u32::MAX));
+        assert_eq!(time(i64::MAX, 999_999), 4_000_001_000);
     }
 }

@@ -36,14 +36,19 @@ pub fn wait(fd: c_int, endpoint: &Endpoint, half: Half, until: Deadline) -> Resu
 }
 
 /// Waits for `half` up to the socket's timeout, which begins with the first wait of a call and is
-/// kept in `until`.
+/// kept in `until`. A call that has moved bytes, as `done` says, is never restarted after a signal:
+/// it returns their number.
 fn wait_within(
     fd: c_int,
     endpoint: &Endpoint,
     half: Half,
     until: &mut Option<Deadline>,
+    done: usize,
 ) -> Result<(), Errno> {
     let until = *until.get_or_insert_with(|| deadline(endpoint, half));
+    if done > 0 {
+        return endpoint.wait(half, borrowed(fd), until);
+    }
     wait(fd, endpoint, half, until)
 }
 
@@ -95,7 +100,7 @@ pub fn send_all(fd: c_int, stream: &Stream, bytes: &[u8], flags: c_int) -> Resul
         }
         // There is no room for the rest.
         if may_wait(stream, flags) {
-            match wait_within(fd, endpoint, Half::Sending, &mut until) {
+            match wait_within(fd, endpoint, Half::Sending, &mut until, done) {
                 Ok(()) => continue,
                 Err(errno) => break errno,
             }
@@ -152,7 +157,7 @@ pub fn recv_all(fd: c_int, stream: &Stream, into: &mut [u8], flags: c_int) -> Re
         if !may_wait(stream, flags) {
             break Errno::AGAIN;
         }
-        if let Err(errno) = wait_within(fd, endpoint, Half::Receiving, &mut until) {
+        if let Err(errno) = wait_within(fd, endpoint, Half::Receiving, &mut until, done) {
             break errno;
         }
     };
@@ -161,6 +166,39 @@ pub fn recv_all(fd: c_int, stream: &Stream, into: &mut [u8], flags: c_int) -> Re
         return Ok(done);
     }
     Err(failed)
+}
+
+/// Carries out a recv(2) without room: it waits as others do, and takes nothing. Returns 0. A
+/// read(2) of nothing does not wait.
+///
+/// # Errors
+/// The errors of [`recv_all`].
+pub fn recv_nothing(fd: c_int, stream: &Stream, flags: c_int) -> Result<usize, Errno> {
+    recv_all(fd, stream, &mut [0], flags | libc::MSG_PEEK).map(|_| 0)
+}
+
+/// Waits for the bytes of a peek of `length` bytes that has `MSG_WAITALL` among its flags, and does
+/// nothing for other calls. The peek, which follows, sees fewer if no more may come before some are
+/// read ([`Endpoint::has_arrived`]), or if a signal or the timeout ended the wait.
+///
+/// # Errors
+/// The errors of [`Endpoint::wait`], if there is nothing to see.
+pub fn wait_to_peek(fd: c_int, stream: &Stream, length: usize, flags: c_int) -> Result<(), Errno> {
+    let (both, others) = (libc::MSG_PEEK | libc::MSG_WAITALL, libc::MSG_OOB | libc::MSG_ERRQUEUE);
+    if flags & (both | others) != both || !may_wait(stream, flags) {
+        return Ok(());
+    }
+    let endpoint = &stream.endpoint;
+    let until = deadline(endpoint, Half::Receiving);
+    while !endpoint.has_arrived(length) {
+        match endpoint.wait_to_peek(length, borrowed(fd), until) {
+            Ok(()) => {}
+            Err(_) if endpoint.arrived() > 0 => break,
+            Err(Errno::INTR) if until == Deadline::NEVER && restarts() => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
 }
 
 /// `MSG_TRUNC`: receives bytes and discards them (tcp(7)). With `MSG_PEEK` it only counts those

@@ -110,6 +110,97 @@ def plain():
     print(a.getsockname() == b.getpeername(), b.getsockname() == a.getpeername())
 
 
+def whole_peeks():
+    """MSG_PEEK with MSG_WAITALL waits for all bytes, and leaves them."""
+    flags = socket.MSG_PEEK | socket.MSG_WAITALL
+    a, b = pair()
+    b.sendall(b"abc")
+    threading.Timer(0.1, b.sendall, [b"defgh"]).start()
+    print(a.recv(6, flags), a.recv(3))
+    threading.Timer(0.1, b.sendall, [b"ijk"]).start()
+    buffers = [bytearray(2), bytearray(6)]
+    print(a.recvmsg_into(buffers, 0, flags)[0], buffers, a.recv(10))
+    print(attempt(a.recv, 6, flags | socket.MSG_DONTWAIT))
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 50_000))
+    print(attempt(a.recv, 6, flags))
+    b.sendall(b"lm")
+    print(attempt(a.recv, 6, flags), a.recv(10, flags | socket.MSG_DONTWAIT))
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bytes(16))
+    threading.Timer(0.1, b.shutdown, [socket.SHUT_WR]).start()
+    print(a.recv(6, flags), a.recv(6, flags), a.recv(10), a.recv(6, flags))
+
+
+def many_messages():
+    """recvmmsg(2) waits for each message, or with MSG_WAITFORONE for the first; the end of the stream is a message, too."""
+    import ctypes
+
+    class Piece(ctypes.Structure):
+        _fields_ = [("at", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+    class Message(ctypes.Structure):
+        _fields_ = [("name", ctypes.c_void_p), ("name_length", ctypes.c_uint), ("pieces", ctypes.POINTER(Piece)),
+                    ("count", ctypes.c_size_t), ("control", ctypes.c_void_p), ("control_length", ctypes.c_size_t),
+                    ("flags", ctypes.c_int), ("_", ctypes.c_int), ("received", ctypes.c_size_t)]
+
+    call = ctypes.CDLL(None, use_errno=True).recvmmsg
+    wait_for_one = 0x10000
+
+    def receive(sock, flags=0, timeout=None):
+        buffers = [ctypes.create_string_buffer(4) for _ in range(3)]
+        pieces = [Piece(ctypes.addressof(buffer), 4) for buffer in buffers]
+        messages = (Message * 3)(*[Message(None, 0, ctypes.pointer(piece), 1, None, 0, 0, 0, 99) for piece in pieces])
+        left = (ctypes.c_long * 2)(*timeout) if timeout else None
+        done = call(sock.fileno(), messages, 3, flags, left)
+        return (errno.errorcode[ctypes.get_errno()] if done < 0 else done), [message.received for message in messages]
+
+    def both(data):
+        b.sendall(data)
+        settle(a, select.POLLIN, select.POLLIN)
+    a, b = pair()
+    both(b"abcdef")
+    threading.Timer(0.1, b.sendall, [b"gh"]).start()
+    print(receive(a))
+    both(b"abcdef")
+    print(receive(a, wait_for_one))
+    both(b"ab")
+    print(receive(a, socket.MSG_DONTWAIT), receive(a, socket.MSG_DONTWAIT))
+    both(b"abcdef")
+    threading.Timer(0.2, b.sendall, [b"gh"]).start()
+    print(receive(a, 0, (0, 100_000_000)), receive(a, 0, (0, -1)), receive(a, 0, (-1, 0)))
+    for _ in range(2):
+        threading.Timer(0.1, b.sendall, [b"x"]).start()
+        print(receive(a, 0, (0, 1)))
+    both(b"abcdef")
+    b.close()
+    print(receive(a), receive(a))
+
+
+def nothings():
+    """A recv(2) without room waits as others do, and takes nothing; a read(2) does not. No length is negative."""
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(function, *arguments):
+        done = function(*arguments)
+        return errno.errorcode.get(ctypes.get_errno()) if done < 0 else done
+    a, b = pair()
+    a.setblocking(False)
+    buffer, length = ctypes.create_string_buffer(64), ctypes.c_int(-1)
+    ways = [lambda: call(libc.recv, a.fileno(), buffer, 0, 0), lambda: call(libc.read, a.fileno(), buffer, 0),
+            lambda: attempt(lambda: a.recvmsg_into([bytearray(0)])[0]), lambda: attempt(os.readv, a.fileno(), [bytearray(0)])]
+    print([way() for way in ways], call(libc.send, b.fileno(), buffer, 0, 0))
+    b.sendall(b"x")
+    settle(a, select.POLLIN, select.POLLIN)
+    print([way() for way in ways], a.recv(10))
+    b.close()
+    settle(a, select.POLLRDHUP, ALL)
+    print([way() for way in ways])
+    a, b = pair()
+    for name in (libc.getsockname, libc.getpeername):
+        print(call(name, a.fileno(), buffer, ctypes.byref(length)))
+    print(call(libc.getsockopt, a.fileno(), socket.SOL_SOCKET, socket.SO_TYPE, buffer, ctypes.byref(length)))
+
+
 def six():
     a, b = pair(socket.AF_INET6)
     a.sendall(b"six")
@@ -136,6 +227,64 @@ def ends():
     a.shutdown(socket.SHUT_RD)
     print(a.recv(10))
     print(attempt(a.shutdown, 7))
+
+
+def state(sock):
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)[0]
+
+
+def overs():
+    """A connection that both sides have ended, or one has reset, has no peer any more."""
+    a, b = pair()
+    a.shutdown(socket.SHUT_WR)
+    settle(b, select.POLLRDHUP, ALL)
+    time.sleep(0.1)  # TCP's end is acknowledged late.
+    print(state(a), state(b), a.getpeername() == b.getsockname(), attempt(a.shutdown, socket.SHUT_WR))
+    b.shutdown(socket.SHUT_WR)
+    for sock in (a, b):
+        print(settle(sock, select.POLLHUP, ALL), state(sock), attempt(sock.getpeername), attempt(sock.shutdown, socket.SHUT_RDWR),
+              attempt(sock.shutdown, 7), sock.recv(1), sock.getsockname()[0])
+    a, b = pair()
+    a.sendall(b"unread")
+    settle(b, select.POLLIN, select.POLLIN)
+    b.close()
+    print(settle(a, select.POLLERR, ALL), state(a), attempt(a.getpeername), attempt(a.shutdown, socket.SHUT_WR))
+    print(attempt(a.recv, 1), attempt(a.getpeername))
+    a, b = pair()
+    a.shutdown(socket.SHUT_RD)
+    print(state(a), state(b))
+
+
+def shutdowns_by_others():
+    """shutdown(2) by another thread ends the waits of a thread, in whatever call it waits."""
+    poller = select.poll()
+
+    def polls(sock):
+        poller.register(sock, select.POLLRDHUP)
+        return [bits for _, bits in poller.poll(10_000)]
+
+    def epolls_for(flags):
+        def wait(sock):
+            ep = select.epoll()
+            ep.register(sock, select.EPOLLIN | select.EPOLLRDHUP | flags)
+            return [bits for _, bits in ep.poll(10)]
+        return wait
+    waits = [lambda sock: sock.recv(1), polls, epolls_for(0), epolls_for(select.EPOLLET),
+             lambda sock: select.select([sock], [], [], 10)[0] == [sock]]
+    for wait in waits:
+        a, b = pair()
+        timer = threading.Timer(0.1, a.shutdown, [socket.SHUT_RD])
+        timer.start()
+        began = time.monotonic()
+        print(wait(a), time.monotonic() - began < 0.6)
+        timer.join()
+        b.close()
+    a, b = pair()
+    timer = threading.Timer(0.3, a.shutdown, [socket.SHUT_WR])
+    timer.start()
+    began = time.monotonic()
+    print(attempt(a.sendall, bytes(64 << 20)), time.monotonic() - began < 0.9)
+    timer.join()
 
 
 def resets():
@@ -257,6 +406,35 @@ def interruptions():
     b.close()
 
 
+def restarts():
+    """A handler with SA_RESTART: a call that has moved nothing goes on, and another returns what it has moved."""
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.siginterrupt(signal.SIGALRM, False)
+    # Python's own handler has no SA_RESTART.
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    a, b = pair()
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    timer = threading.Timer(0.5, b.sendall, [b"late"])
+    timer.start()
+    print(a.recv(4, socket.MSG_WAITALL))
+    timer.join()
+    b.sendall(b"abc")
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    timer = threading.Timer(0.5, b.sendall, [b"defg"])
+    timer.start()
+    print(a.recv(7, socket.MSG_WAITALL))
+    timer.join()
+    print(a.recv(7))
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    timer = threading.Timer(1, b.close)
+    timer.start()
+    sent = attempt(a.send, bytes(64 << 20))
+    print(isinstance(sent, int) and 0 < sent < 64 << 20)
+    timer.join()
+    signal.signal(signal.SIGALRM, before)
+    signal.signal(signal.SIGINT, interrupt)
+
+
 def options():
     a, b = pair()
     level = socket.SOL_SOCKET
@@ -300,6 +478,32 @@ def options_before_connect():
     client.setblocking(False)
     got, sent = fill(client)
     print(got, sent < 600_000)
+
+
+def options_of_a_listener():
+    """Connections begin with the options of their listener, and not with changes that came after them."""
+    level, server = socket.SOL_SOCKET, listener()
+    values = {"SO_KEEPALIVE": 1, "SO_OOBINLINE": 1, "SO_SNDBUF": 65536, "SO_RCVBUF": 30_000, "SO_RCVLOWAT": 100}
+
+    def accepted(flag, timeout):
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, flag)
+        server.setsockopt(level, socket.SO_RCVTIMEO, struct.pack("ll", timeout, 0))
+        server.setsockopt(level, socket.SO_LINGER, struct.pack("ii", flag, 0))
+        client = socket.create_connection(server.getsockname())
+        sock = server.accept()[0]
+        count(sock)
+        for name in ("SO_REUSEADDR", *values):
+            print(name, sock.getsockopt(level, getattr(socket, name)))
+        print(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY),
+              struct.unpack("ll", sock.getsockopt(level, socket.SO_RCVTIMEO, 16)))
+        sock.close()
+        print(attempt(client.recv, 1))
+        return sock
+
+    for name, value in values.items():
+        server.setsockopt(level, getattr(socket, name), value)
+    accepted(1, 3)
+    accepted(0, 0)
 
 
 def copies():
@@ -418,6 +622,21 @@ def epolls():
         ep.register(a, select.EPOLLIN)
         a.close()
         print(ep.poll(0.05))
+
+
+def exclusives():
+    a, b = pair()
+    ep, exclusive = select.epoll(), 1 << 28
+    for events in (select.EPOLLRDHUP, select.EPOLLRDNORM, select.EPOLLONESHOT):
+        print(attempt(ep.register, a, select.EPOLLIN | exclusive | events))
+    print(attempt(ep.modify, a, select.EPOLLIN), attempt(ep.register, a, select.EPOLLIN | select.EPOLLET | exclusive))
+    b.sendall(b"x")
+    print([e for _, e in ep.poll(100)])
+    for events in (select.EPOLLIN, select.EPOLLIN | exclusive):
+        print(attempt(ep.modify, a, events))
+    ep.unregister(a)
+    ep.register(a, select.EPOLLOUT)
+    print(attempt(ep.modify, a, select.EPOLLIN | exclusive), [e for _, e in ep.poll(100)])
 
 
 def orders():
@@ -550,6 +769,155 @@ def numbers_of_a_listener():
     look("the first is removed", lambda ep, numbers: ep.unregister(numbers[0]))
     look("the second is removed", lambda ep, numbers: ep.unregister(numbers[1]))
     look("the second is silent", lambda ep, numbers: ep.modify(numbers[1], 0))
+
+
+def events_of_a_listener():
+    """A listener is readable while a connection waits, and has no other event."""
+    for asked in (select.EPOLLRDNORM, select.EPOLLIN | select.EPOLLRDNORM, select.EPOLLOUT, select.EPOLLIN | select.EPOLLOUT):
+        for flags in (0, select.EPOLLET):
+            server, ep, poller = listener(), select.epoll(), select.poll()
+            ep.register(server, asked | flags)
+            poller.register(server, asked)
+            before = ep.poll(0.02), poller.poll(0)
+            client = socket.create_connection(server.getsockname())
+            count(client)
+            print(before, [e for _, e in ep.poll(0.1)], [e for _, e in poller.poll(0)])
+            ep.modify(server, select.EPOLLIN | flags)
+            print([(fd == server.fileno(), e) for fd, e in ep.poll(0.1)])
+            server.accept()
+            print(ep.poll(0.02), poller.poll(0))
+
+
+def full_tables():
+    """A connection for which no descriptor is free waits until one is."""
+    import ctypes
+    import resource
+    server = listener()
+    at = server.getsockname()
+    clients = [socket.create_connection(at) for _ in range(2)]
+    for client in clients:
+        count(client)
+    for number, client in enumerate(clients):
+        client.sendall(b"client %d" % number)
+    ep, poller, spare = select.epoll(), select.poll(), socket.socket()
+    ep.register(server, select.EPOLLIN)
+    poller.register(server, select.POLLIN)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The numbers above are those that the library has for itself.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+    fill = []
+    while isinstance(copy := attempt(os.dup, 0), int):
+        fill.append(copy)
+    for _ in range(3):
+        print(attempt(server.accept), [bits for _, bits in ep.poll(0)], [bits for _, bits in poller.poll(0)])
+    for number in range(2):
+        for _ in range(4):
+            os.close(fill.pop())
+        accepted, _ = server.accept()
+        count(accepted)
+        print(accepted.recv(100), accepted.getpeername() == clients[number].getsockname())
+        while isinstance(copy := attempt(os.dup, 0), int):
+            fill.append(copy)
+    print(ep.poll(0), poller.poll(0))
+    # connect(2) needs no descriptor.
+    print(attempt(spare.connect, at), spare.getpeername() == at)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    for copy in fill:
+        os.close(copy)
+    spare.sendall(b"spare")
+    print(server.accept()[0].recv(100))
+    accept4 = ctypes.CDLL(None, use_errno=True).accept4
+    client = socket.create_connection(at)
+    print(accept4(server.fileno(), None, None, 1), errno.errorcode[ctypes.get_errno()], [bits for _, bits in ep.poll(0.1)])
+
+
+def unconnect(sock):
+    """connect(2) to an address of no family, which Python cannot write."""
+    import ctypes
+    connect = ctypes.CDLL(None, use_errno=True).connect
+    done = connect(sock.fileno(), struct.pack("=H14x", socket.AF_UNSPEC), 16)
+    return errno.errorcode.get(ctypes.get_errno()) if done < 0 else done
+
+
+def stopped_listeners():
+    """A listener stops at shutdown(2), but not at one for writing, and may listen again."""
+    def stops(how):
+        def stop(server):
+            return attempt(server.shutdown, how)
+        return stop
+    ways = [stops(how) for how in (socket.SHUT_RD, socket.SHUT_WR, socket.SHUT_RDWR, 7)] + [unconnect]
+    for in_a_set in (False, True):
+        for stop in ways:
+            server, ep, poller = listener(), select.epoll(), select.poll()
+            poller.register(server, select.POLLIN | select.POLLOUT)
+            if in_a_set:
+                ep.register(server, select.EPOLLIN | select.EPOLLOUT)
+            at = server.getsockname()
+            waiting = socket.create_connection(at)
+            count(waiting)
+            print([bits for _, bits in ep.poll(0.05)], stop(server), [bits for _, bits in poller.poll(0)],
+                  [bits for _, bits in ep.poll(0.05)],
+                  fcntl.fcntl(server, fcntl.F_GETFL) & os.O_NONBLOCK, server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+            if server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                print(type(server.accept()[0]))
+                continue
+            print(attempt(server.accept), attempt(waiting.recv, 1), attempt(socket.create_connection, at))
+            print(attempt(server.listen), ep.poll(0.05))
+            again = socket.create_connection(server.getsockname())
+            count(again)
+            print([bits for _, bits in ep.poll(0.05)], [bits for _, bits in poller.poll(1000)])
+            again.sendall(b"again")
+            print(server.accept()[0].recv(10))
+    server, results = listener(), []
+    blocked = threading.Thread(target=lambda: results.append(attempt(server.accept)))
+    blocked.start()
+    time.sleep(0.1)
+    server.shutdown(socket.SHUT_RDWR)
+    blocked.join(100)
+    print(results)
+
+
+def dissolved_connections():
+    """connect(2) to no family resets a connection, and its socket may connect again."""
+    for in_a_set in (False, True):
+        for accepted in (False, True):
+            client, other = pair()
+            sock, peer = (other, client) if accepted else (client, other)
+            copy, ep = sock.dup(), select.epoll()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 5, 0))
+            if in_a_set:
+                ep.register(sock, select.EPOLLIN)
+            peer.sendall(b"unread")
+            settle(sock, select.POLLIN, select.POLLIN)
+            print(unconnect(sock), attempt(sock.getpeername), attempt(copy.getpeername), fcntl.fcntl(sock, fcntl.F_GETFL) & os.O_NONBLOCK)
+            # The kernel reports the reset at the socket itself, too.
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            print(settle(sock, select.POLLHUP, ALL), attempt(sock.recv, 1), attempt(sock.send, b"x", socket.MSG_NOSIGNAL))
+            print(sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                  struct.unpack("ll", sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16)))
+            print(settle(peer, select.POLLHUP, ALL), attempt(peer.recv, 1), attempt(peer.recv, 1))
+            print([bits for _, bits in ep.poll(0.05)], unconnect(sock))
+            copy.close()
+            server = listener()
+            sock.connect(server.getsockname())
+            again = server.accept()[0]
+            count(sock)
+            print(attempt(sock.connect, server.getsockname()), sock.getpeername() == server.getsockname())
+            print(ep.poll(0.05))
+            threading.Timer(0.05, again.sendall, [b"again"]).start()
+            print(sock.recv(10) if not in_a_set else [bits for _, bits in ep.poll(100)])
+            sock.close()
+            print(again.recv(10) if not in_a_set else attempt(again.recv, 10))
+    # What waits for the connection in another thread goes on.
+    a, b = pair()
+    blocked = threading.Thread(target=attempt, args=(a.recv, 1))
+    blocked.start()
+    time.sleep(0.1)
+    began = time.monotonic()
+    print(unconnect(a))
+    blocked.join(100)
+    print(time.monotonic() - began < 0.5)
 
 
 def pools():
@@ -796,10 +1164,11 @@ except BlockingIOError:
         print(child.wait(), second.recv(100), second.recv(100))
 
 
-PARTS = [plain, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options,
-         options_before_connect, copies, ranges, forks, kills, epolls, orders, bound_ports, closed_by_a_parent,
-         inherited_set, set_before_connect, numbers_of_a_listener, pools, mixtures, pointers, threads, files,
-         children, execs, inheritances]
+PARTS = [plain, whole_peeks, many_messages, nothings, six, ends, overs, shutdowns_by_others, resets, pipes, refusals,
+         nonblocking, timeouts, interruptions, restarts, options, options_before_connect, options_of_a_listener,
+         copies, ranges, forks, kills, epolls, exclusives, orders, bound_ports, closed_by_a_parent, inherited_set,
+         set_before_connect, numbers_of_a_listener, events_of_a_listener, full_tables, stopped_listeners,
+         dissolved_connections, pools, mixtures, pointers, threads, files, children, execs, inheritances]
 
 if __name__ == "__main__":
     wanted = sys.argv[1:]

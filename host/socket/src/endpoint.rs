@@ -10,7 +10,7 @@
 mod readiness;
 mod transfer;
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -325,6 +325,27 @@ impl Endpoint {
     pub fn want_no_more(&self) {
         self.set(option::NO_MORE, true);
         self.rouse();
+    }
+
+    /// Resets the connection at once, for all processes that hold it: they read its end, and send
+    /// no more. Threads that sleep on the eventfd need [`Endpoint::wake`].
+    pub fn abort(&self) {
+        self.set(option::ABORT, true);
+        self.end();
+        self.want_no_more();
+    }
+
+    /// Wakes the threads of this side that sleep on `eventfd`, the endpoint's own, after this side
+    /// changed its state.
+    pub fn wake(&self, eventfd: BorrowedFd<'_>) {
+        if self.place.same_tenant {
+            // Fails if the counter is full: then the eventfd is readable already.
+            let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
+        } else {
+            // Fails if other programs have used up the resources for it. Sleeping threads look
+            // again by themselves after a second.
+            let _ = slipway_peer::eventfd::raise(eventfd);
+        }
     }
 
     /// Counts another process as a holder: before fork(2), or before execve(2) in a child that

@@ -318,7 +318,8 @@ impl Family {
     ) -> Result<Opened, Errno> {
         let eventfd = descriptors.next()?;
         let has_peer = !granted.place.engine && !peer_later;
-        let peer = has_peer.then(|| descriptors.next()).transpose()?;
+        // One for which this process had no number is asked for when it is needed.
+        let peer = if has_peer { descriptors.next().ok() } else { None };
         let arena = self.arena(granted.place.link)?;
         let possible =
             self.table.has(granted.entry) && granted.place.stream < arena.shape().streams;

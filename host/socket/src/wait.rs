@@ -70,13 +70,40 @@ impl Endpoint {
         const IN: i16 = 1;
         const OUT: i16 = 4;
         let bit = if half == Half::Receiving { IN } else { OUT };
+        self.wait_for(half, 1, eventfd, until, || self.ready() & bit != 0)
+    }
+
+    /// Waits until [`Endpoint::has_arrived`] holds for `least` bytes: polls, then sleeps on
+    /// `eventfd`. May return earlier.
+    ///
+    /// # Errors
+    /// The errors of [`Endpoint::wait`].
+    pub fn wait_to_peek(
+        &self,
+        least: usize,
+        eventfd: BorrowedFd<'_>,
+        until: Deadline,
+    ) -> Result<(), Errno> {
+        let there = || self.has_arrived(least);
+        self.wait_for(Half::Receiving, self.most_arrived(least), eventfd, until, there)
+    }
+
+    /// Waits until `is_there`, for which the half is armed with `least` bytes.
+    fn wait_for(
+        &self,
+        half: Half,
+        least: usize,
+        eventfd: BorrowedFd<'_>,
+        until: Deadline,
+        is_there: impl Fn() -> bool,
+    ) -> Result<(), Errno> {
         let limit = until.left().unwrap_or(u64::MAX);
-        if self.spin.until(limit, || self.ready() & bit != 0) {
+        if self.spin.until(limit, &is_there) {
             return Ok(());
         }
         let edge = self.is_shared().then(|| self.edge(eventfd));
         let turn = low_half(self.option(option::TURN)).load(Ordering::Acquire);
-        if self.arm(half, 1) || self.family.is_dead() {
+        if self.arm(half, least) || self.family.is_dead() {
             return Ok(());
         }
         // Without a barrier on other processors, a wake-up may be missed: look often.
@@ -91,7 +118,7 @@ impl Endpoint {
             Some(Err(_)) => self.follow(turn, left.min(SECOND / 1000)),
             None => self.sleep(eventfd, turn, left),
         };
-        if self.ready() & bit != 0 {
+        if is_there() {
             self.spin.woke();
             return Ok(());
         }

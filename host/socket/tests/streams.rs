@@ -148,6 +148,56 @@ fn a_reset_that_is_left_is_told_of_once_more() {
 }
 
 #[test]
+fn bytes_to_peek_at_are_there_once_no_more_may_come() {
+    let world = World::new();
+    let (client, server) = world.pair();
+    assert!(server.endpoint.has_arrived(0) && !server.endpoint.has_arrived(1));
+    send(&client, b"abc");
+    assert!(server.endpoint.has_arrived(3) && !server.endpoint.has_arrived(4));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let until = Deadline::after(20 * SECONDS);
+            while !server.endpoint.has_arrived(6) {
+                server.endpoint.wait_to_peek(6, server.eventfd.as_fd(), until).unwrap();
+            }
+        });
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        send(&client, b"def");
+    });
+    assert!(!server.endpoint.has_arrived(7));
+    while client.endpoint.send(&[0; 65_536]).is_ok() {}
+    assert!(server.endpoint.has_arrived(usize::MAX), "the FIFO is full");
+    let (client, server) = world.pair();
+    send(&client, b"abc");
+    client.endpoint.finish();
+    assert!(server.endpoint.has_arrived(4), "the stream has ended");
+}
+
+#[test]
+fn an_aborted_stream_is_reset_for_the_peer_and_ends_here() {
+    let world = World::new();
+    let (client, server) = world.pair();
+    send(&server, b"unread");
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| {
+            let until = Deadline::after(20 * SECONDS);
+            while server.endpoint.recv(&mut [0; 1]) == Err(Errno::AGAIN) {
+                server.endpoint.wait(Half::Receiving, server.eventfd.as_fd(), until).unwrap();
+            }
+        });
+        client.endpoint.abort();
+        client.endpoint.wake(client.eventfd.as_fd());
+        sleeper.join().unwrap();
+    });
+    assert_ne!(server.endpoint.ready() & 0x10, 0, "HUP");
+    assert_eq!(client.endpoint.recv(&mut [0; 8]), Ok(6), "what came before");
+    assert_eq!(client.endpoint.recv(&mut [0; 8]), Ok(0));
+    assert!(client.endpoint.send(b"x").is_err());
+    client.endpoint.close();
+    assert!(server.endpoint.send(b"x").is_err());
+}
+
+#[test]
 fn a_sleeper_is_woken_by_data_room_and_the_end() {
     let world = World::new();
     let (client, server) = world.pair();

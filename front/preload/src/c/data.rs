@@ -7,12 +7,13 @@ use super::guard::{assert_fits, guard};
 use super::memory::{bytes, room};
 use crate::fds;
 use crate::real::sys;
-use crate::transfer::{discard, recv_all, send_all};
+use crate::transfer::{discard, recv_all, recv_nothing, send_all, wait_to_peek};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t {
     match fds::stream(fd) {
         None => sys!(SYS_read, fd, buffer, length) as ssize_t,
+        Some(_) if length == 0 => 0,
         // SAFETY: the caller guarantees valid pointers, here and below.
         Some(object) => guard(|| unsafe { recv_into(&object, fd, buffer, length, 0) }),
     }
@@ -27,8 +28,9 @@ unsafe fn recv_into(
 ) -> Result<usize, Errno> {
     let stream = object.stream().ok_or(Errno::NOTSOCK)?;
     if length == 0 {
-        return Ok(0);
+        return recv_nothing(fd, stream, flags);
     }
+    wait_to_peek(fd, stream, length, flags)?;
     if flags & libc::MSG_TRUNC != 0 {
         return discard(fd, stream, length, flags);
     }

@@ -59,19 +59,38 @@ pub unsafe fn iovecs<'a>(pieces: *const iovec, count: usize) -> Result<&'a [iove
     }
 }
 
+/// Returns the bytes of an address in the caller's memory, or `None` if the pointer is null.
+///
+/// # Safety
+/// `length` bytes can be read at `at`, if it is not null.
+unsafe fn address_bytes<'a>(at: *const sockaddr, length: socklen_t) -> Option<&'a [u8]> {
+    if at.is_null() {
+        return None;
+    }
+    let length = address::LONGEST.min(length as usize);
+    // SAFETY: the caller guarantees `length` readable bytes.
+    Some(unsafe { std::slice::from_raw_parts(at.cast::<u8>(), length) })
+}
+
 /// Returns the IP address in the caller's memory with its family, or `None` if it is of another
 /// family.
 ///
 /// # Safety
 /// `length` bytes can be read at `at`, if it is not null.
 pub unsafe fn read_address(at: *const sockaddr, length: socklen_t) -> Option<(c_int, Address)> {
-    if at.is_null() {
-        return None;
-    }
-    let length = address::LONGEST.min(length as usize);
     // SAFETY: the caller guarantees `length` readable bytes.
-    let bytes = unsafe { std::slice::from_raw_parts(at.cast::<u8>(), length) };
+    let bytes = unsafe { address_bytes(at, length) }?;
     Some((address::family(bytes)?, address::read(bytes)?))
+}
+
+/// Returns whether the address in the caller's memory is of no family, `AF_UNSPEC`.
+///
+/// # Safety
+/// `length` bytes can be read at `at`, if it is not null.
+pub unsafe fn is_of_no_family(at: *const sockaddr, length: socklen_t) -> bool {
+    // SAFETY: the caller guarantees `length` readable bytes.
+    let bytes = unsafe { address_bytes(at, length) };
+    bytes.and_then(address::family) == Some(libc::AF_UNSPEC)
 }
 
 /// Writes a socket's name, cut to the room that the caller has.

@@ -1,13 +1,14 @@
 //! readv(2), writev(2), sendmsg(2), recvmsg(2), sendmmsg(2) and recvmmsg(2).
 
 use libc::{c_int, c_uint, iovec, mmsghdr, msghdr, ssize_t};
-use slipway_socket::Errno;
+use slipway_socket::{Deadline, Errno};
 
 use super::guard::guard;
 use super::memory::{bytes, iovecs, room};
 use crate::fds::{self, Stream};
 use crate::real::sys;
-use crate::transfer::{after_piece, discard, recv_all, send_all};
+use crate::time::{after, timespec_of};
+use crate::transfer::{after_piece, discard, recv_all, recv_nothing, send_all, wait_to_peek};
 use crate::vectors;
 
 /// The most messages of a call.
@@ -151,8 +152,12 @@ unsafe fn recv_message(
     let stream = object.stream().ok_or(Errno::NOTSOCK)?;
     // SAFETY: the caller guarantees valid pointers.
     let pieces = unsafe { iovecs(message.msg_iov, message.msg_iovlen as usize) }?;
-    let got = if flags & libc::MSG_TRUNC != 0 {
-        discard(fd, stream, vectors::total(lengths(pieces)), flags)
+    let length = vectors::total(lengths(pieces));
+    wait_to_peek(fd, stream, length, flags)?;
+    let got = if length == 0 {
+        recv_nothing(fd, stream, flags)
+    } else if flags & libc::MSG_TRUNC != 0 {
+        discard(fd, stream, length, flags)
     } else {
         // SAFETY: the caller guarantees valid pointers.
         unsafe { recv_vectors(fd, stream, pieces, flags) }
@@ -212,21 +217,26 @@ pub unsafe extern "C" fn recvmmsg(
     guard(|| {
         // SAFETY: the caller guarantees valid pointers.
         let all = unsafe { messages(all, count) }?;
-        vectors::each_message(all, |message, is_first| {
-            let how = if is_first { flags } else { flags | libc::MSG_DONTWAIT };
+        // SAFETY: the caller guarantees that the pointer is valid if it is not null.
+        let time = unsafe { timeout.as_mut() };
+        let until = time.as_deref().map(after).transpose()?;
+        let received = vectors::each_message(all, |message, is_first| {
+            if !is_first && until.is_some_and(Deadline::has_passed) {
+                return Ok(false);
+            }
+            let waits = is_first || flags & libc::MSG_WAITFORONE == 0;
+            let how = if waits { flags } else { flags | libc::MSG_DONTWAIT };
             // SAFETY: the caller guarantees valid pointers.
             let got = unsafe { recv_message(fd, &object, &raw mut message.msg_hdr, how) };
             if let (Err(errno), false, Some(stream)) = (got, is_first, object.stream()) {
                 stream.endpoint.leave_reset(errno);
             }
-            let got = got?;
-            // No bytes mean the end of the stream, which counts as a message only if it is the
-            // first.
-            let counts = got > 0 || is_first;
-            if counts {
-                message.msg_len = got as c_uint;
-            }
-            Ok(counts)
-        })
+            message.msg_len = got? as c_uint;
+            Ok(true)
+        })?;
+        if let Some((time, left)) = time.zip(until.and_then(Deadline::left)) {
+            *time = timespec_of(left);
+        }
+        Ok(received)
     }) as c_int
 }

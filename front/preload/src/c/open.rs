@@ -4,11 +4,11 @@ use libc::{c_int, sockaddr, socklen_t};
 use slipway_socket::{Address, Endpoint, Errno};
 
 use super::guard::{guard, guarded};
-use super::memory::{read_address, write_name};
+use super::memory::{is_of_no_family, read_address, write_name};
 use crate::address::Name;
 use crate::fds::{self, DescriptorKind};
 use crate::real::{self, fail, sys};
-use crate::{copies, open};
+use crate::{copies, dissolve, open};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -28,7 +28,11 @@ pub unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, length: socklen_t)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, length: socklen_t) -> c_int {
     if let Some(object) = fds::stream(fd) {
-        return guard(|| open::connect_again(&object)) as c_int;
+        // SAFETY: the caller guarantees valid pointers.
+        let dissolves = unsafe { is_of_no_family(to, length) };
+        return guard(|| {
+            if dissolves { dissolve::connection(fd, &object) } else { open::connect_again(&object) }
+        }) as c_int;
     }
     // SAFETY: the caller guarantees valid pointers.
     let address = unsafe { read_address(to, length) };
@@ -36,7 +40,10 @@ pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, length: socklen
     match guard(|| open::connect(fd, address).map(usize::from)) {
         0 => {
             real::set_errno(saved);
-            sys!(SYS_connect, fd, to, length) as c_int
+            let done = sys!(SYS_connect, fd, to, length) as c_int;
+            // An address of no family stops a listener.
+            guarded(|| fds::get(fd).iter().for_each(|object| dissolve::follow(fd, object)));
+            done
         }
         connected if connected > 0 => 0,
         _ => -1,
@@ -88,10 +95,14 @@ pub unsafe extern "C" fn accept4(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    let Some(object) = fds::stream(fd) else {
-        return sys!(SYS_shutdown, fd, how) as c_int;
-    };
-    guard(|| open::shutdown(&object, how)) as c_int
+    let kernel = || sys!(SYS_shutdown, fd, how) as c_int;
+    let Some(object) = fds::get(fd) else { return kernel() };
+    if object.stream().is_some() {
+        return guard(|| open::shutdown(fd, &object, how)) as c_int;
+    }
+    let done = kernel();
+    guarded(|| dissolve::follow(fd, &object));
+    done
 }
 
 #[unsafe(no_mangle)]
@@ -116,6 +127,9 @@ pub unsafe extern "C" fn getpeername(
     let Some(object) = fds::stream(fd) else {
         return sys!(SYS_getpeername, fd, to, length) as c_int;
     };
+    if object.stream().is_some_and(|stream| stream.endpoint.is_over()) {
+        return fail(Errno::NOTCONN) as c_int;
+    }
     // SAFETY: the caller guarantees valid pointers.
     unsafe { write_name_of(&object, Endpoint::remote, to, length) }
 }
@@ -129,6 +143,10 @@ unsafe fn write_name_of(
 ) -> c_int {
     if to.is_null() || length.is_null() {
         return fail(Errno::FAULT) as c_int;
+    }
+    // SAFETY: the caller guarantees valid pointers.
+    if unsafe { *length }.cast_signed() < 0 {
+        return fail(Errno::INVAL) as c_int;
     }
     if let Some(stream) = object.stream() {
         let name = Name::new(address(&stream.endpoint), stream.domain);

@@ -25,6 +25,10 @@ pub unsafe extern "C" fn getsockopt(
         if value.is_null() || length.is_null() {
             return Err(Errno::FAULT);
         }
+        // SAFETY: the caller guarantees valid pointers.
+        if unsafe { *length }.cast_signed() < 0 {
+            return Err(Errno::INVAL);
+        }
         let mut bytes = [0; options::VALUE_LEN];
         let size = options::read_option(stream, level, name, &mut bytes)?;
         // SAFETY: the caller guarantees valid pointers.
@@ -60,7 +64,7 @@ pub unsafe extern "C" fn setsockopt(
         }) as c_int,
         DescriptorKind::Listener(listener) => {
             let done = kernel();
-            options::follow(listener, fd);
+            listener.options.renew(fd);
             done
         }
         _ => kernel(),

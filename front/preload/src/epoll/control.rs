@@ -5,8 +5,8 @@
 //! goes first, and [`follow`] does the same with the listener's second queue. A connection is ours,
 //! and [`change`] keeps its eventfd in the kernel's set, or that of its group ([`watch`]). All of
 //! them end in [`admit`] or [`leave`], which keep the set's members and each object's list of its
-//! sets together. Afterwards [`forget`], [`became_ours`] and [`became_listener`] follow what
-//! happens to a descriptor outside of epoll_ctl(2).
+//! sets together. Afterwards [`forget`], [`became_ours`], [`became_listener`] and
+//! [`stopped_listening`] follow what happens to a descriptor outside of epoll_ctl(2).
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use slipway_socket::Errno;
 
 use super::active::activate;
 use super::groups::Key;
-use super::{EDGE, ENGINE, GROUP, IN, Inner, Interest, Set};
+use super::{EDGE, ENGINE, FLAGS, GROUP, IN, Inner, Interest, QUEUE, READ, Set};
 use crate::fds::{self, DescriptorKind, Ref};
 use crate::listener::Listener;
 use crate::real::{self, last_error, sys};
@@ -94,30 +94,29 @@ fn follow(
         DescriptorKind::Listener(listener) => Some(listener),
         _ => None,
     };
-    match (how, interest, listener) {
-        (libc::EPOLL_CTL_DEL, _, _) => {
-            leave(member, object);
-            if let Some(listener) = listener.filter(|_| has_queue) {
-                pass_queue_on(set, object, listener);
-            }
-            return Ok(());
+    if how == libc::EPOLL_CTL_DEL {
+        leave(member, object);
+        if let Some(listener) = listener.filter(|_| has_queue) {
+            pass_queue_on(set, object, listener);
         }
-        (libc::EPOLL_CTL_ADD, Some(interest), Some(listener)) => {
-            if let Err(error) = add_queue(set, listener, interest) {
+        return Ok(());
+    }
+    let Some(interest) = interest else { return Ok(()) };
+    // Before the queue, whose events are reported by this record.
+    admit(member, object, interest, None);
+    match listener {
+        Some(listener) if how == libc::EPOLL_CTL_ADD => add_queue(member, listener, interest)
+            .inspect_err(|_| {
+                leave(member, object);
                 control(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
-                return Err(error);
-            }
-        }
-        (_, Some(interest), Some(listener)) if has_queue => {
+            }),
+        Some(listener) if has_queue => {
             // The kernel has just made this change to the listener, so the call has no error.
-            control(set, how, listener.eventfd.as_raw_fd(), interest.events, interest.datum);
+            control_queue(member, how, listener, interest);
+            Ok(())
         }
-        _ => {}
+        _ => Ok(()),
     }
-    if let Some(interest) = interest {
-        admit(member, object, interest, None);
-    }
-    Ok(())
 }
 
 /// Returns the first number of `object` that is in the set and was not closed.
@@ -135,10 +134,10 @@ fn first_number(set: c_int, object: &Ref) -> Option<c_int> {
 fn pass_queue_on(set: c_int, object: &Ref, listener: &Listener) {
     // Removed in any case: an exclusive member's interest cannot be changed.
     control(set, libc::EPOLL_CTL_DEL, listener.eventfd.as_raw_fd(), 0, 0);
-    let next = first_number(set, object).and_then(|fd| interest_in(Member { set, fd }));
-    if let Some(interest) = next {
+    let next = first_number(set, object).map(|fd| Member { set, fd });
+    if let Some((member, interest)) = next.and_then(|next| Some((next, interest_in(next)?))) {
         // The queue that left made room for itself, and epoll_ctl(2) has no error for this.
-        let _ = add_queue(set, listener, interest);
+        let _ = add_queue(member, listener, interest);
     }
 }
 
@@ -147,10 +146,25 @@ fn pass_queue_on(set: c_int, object: &Ref, listener: &Listener) {
 ///
 /// # Errors
 /// The kernel's.
-fn add_queue(set: c_int, listener: &Listener, interest: Interest) -> Result<(), Errno> {
-    let queue = listener.eventfd.as_raw_fd();
-    let done = control(set, libc::EPOLL_CTL_ADD, queue, interest.events, interest.datum);
+fn add_queue(member: Member, listener: &Listener, interest: Interest) -> Result<(), Errno> {
+    let done = control_queue(member, libc::EPOLL_CTL_ADD, listener, interest);
     if done < 0 && last_error() != Errno::EXIST { Err(last_error()) } else { Ok(()) }
+}
+
+/// Calls the kernel's epoll_ctl(2) for the second queue of a listener, an eventfd: its readiness
+/// stands for that of the listener, which has no other events. Returns -1 with errno set if it
+/// failed.
+fn control_queue(
+    Member { set, fd }: Member,
+    how: c_int,
+    listener: &Listener,
+    Interest { events, .. }: Interest,
+) -> c_int {
+    let known = get_or_make(set);
+    let DescriptorKind::Epoll(own) = known.kind() else { return -1 };
+    let readable = if events & READ != 0 { IN } else { 0 };
+    let datum = own.datum(QUEUE | fd as u32);
+    control(set, how, listener.eventfd.as_raw_fd(), events & FLAGS | readable, datum)
 }
 
 /// Returns whether `fd` is a kernel TCP socket that neither listens nor is connected.
@@ -186,6 +200,9 @@ fn change(
         return if left.is_some() || group.is_none() { Ok(()) } else { Err(Errno::NOENT) };
     }
     let interest = interest.ok_or(Errno::FAULT)?;
+    if interest.is_refused(how, interest_in(member)) {
+        return Err(Errno::INVAL);
+    }
     let known = get_or_make(set);
     let DescriptorKind::Epoll(own) = known.kind() else { return Err(Errno::INVAL) };
     match group {
@@ -328,16 +345,29 @@ pub fn forget(object: &Ref) {
     let sets = std::mem::take(&mut *object.sets.hold());
     for (set, fd) in sets {
         let saved = real::errno();
-        if object.stream().is_some_and(|stream| !stream.endpoint.is_shared())
-            && let Some(known) = fds::get(set)
-            && let DescriptorKind::Epoll(own) = known.kind()
-            && is_in(&own.inner.hold(), fd, object)
-        {
-            own.kernel_forgets(set, fd);
-        }
-        leave(Member { set, fd }, object);
+        take_out(set, fd, object);
         real::set_errno(saved);
     }
+}
+
+/// Takes the descriptor `fd` of `object` out of `set`. Returns its interest, or `None` if it was
+/// not in the set.
+pub fn take_out(set: c_int, fd: c_int, object: &Ref) -> Option<Interest> {
+    if object.stream().is_some_and(|stream| !stream.endpoint.is_shared())
+        && let Some(known) = fds::get(set)
+        && let DescriptorKind::Epoll(own) = known.kind()
+        && is_in(&own.inner.hold(), fd, object)
+    {
+        own.kernel_forgets(set, fd);
+    }
+    leave(Member { set, fd }, object)
+}
+
+/// Puts the kernel's socket `fd`, which stands for `object` now and was a connection of ours before
+/// [`take_out`], back into `set`.
+pub fn put_back(set: c_int, fd: c_int, interest: Interest, object: &Ref) {
+    control(set, libc::EPOLL_CTL_ADD, fd, interest.events, interest.datum);
+    admit(Member { set, fd }, object, interest, None);
 }
 
 /// Moves a socket that waited in `set` over to our side of it. The socket is a connection of ours
@@ -366,11 +396,22 @@ pub fn became_listener(set: c_int, fd: c_int, object: &Ref) {
     let DescriptorKind::Listener(listener) = object.kind() else { return };
     let member = Member { set, fd };
     let Some(interest) = leave(member, object) else { return };
-    if let Err(error) = add_queue(set, listener, interest) {
+    admit(member, object, interest, None);
+    if let Err(error) = add_queue(member, listener, interest) {
         // listen(2), which calls this, succeeded and has no error for a set.
         session::log(format_args!("connections at descriptor {fd} are late: epoll_ctl: {error}"));
     }
-    admit(member, object, interest, None);
+}
+
+/// Takes the second queue of a listener that the kernel has stopped out of `set`. The socket stays
+/// there as `object`, one of the kernel's.
+pub fn stopped_listening(set: c_int, fd: c_int, listener: &Listener, object: &Ref) {
+    let member = Member { set, fd };
+    if let Some(interest) = interest_in(member) {
+        // Fails if another number of the listener was in the set, too, and came first.
+        control(set, libc::EPOLL_CTL_DEL, listener.eventfd.as_raw_fd(), 0, 0);
+        admit(member, object, interest, None);
+    }
 }
 
 /// Activates a connection in its sets, after this process itself changed its state.

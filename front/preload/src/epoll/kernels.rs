@@ -37,8 +37,9 @@ impl Kernels {
     }
 
     /// Waits for events of the kernel's set, and adds as many as there is room for in a report of
-    /// `most` events. `keep` is called for each: it returns the time of an event of the kernel's
-    /// own, or `None` for one that stands for something of ours. Returns how many events came.
+    /// `most` events. `keep` is called for each, and may change it: it returns the time of an event
+    /// to report, or `None` for one that stands for a connection of ours. Returns how many events
+    /// came.
     ///
     /// # Errors
     /// The errors of epoll_wait(2).
@@ -48,7 +49,7 @@ impl Kernels {
         most: usize,
         left: Option<u64>,
         mask: *const sigset_t,
-        mut keep: impl FnMut(&epoll_event) -> Option<u64>,
+        mut keep: impl FnMut(&mut epoll_event) -> Option<u64>,
     ) -> Result<usize, Errno> {
         let room = BATCH.min(most) - self.count;
         if room == 0 {
@@ -60,8 +61,8 @@ impl Kernels {
         let got = sys!(SYS_epoll_pwait, set, into, room, milliseconds, mask, 8);
         let got = real::outcome(got)?;
         for at in self.count..self.count + got {
-            let event = self.events[at];
-            if let Some(time) = keep(&event) {
+            let mut event = self.events[at];
+            if let Some(time) = keep(&mut event) {
                 let last = self.count.checked_sub(1).map_or(0, |last| self.times[last]);
                 self.events[self.count] = event;
                 self.times[self.count] = time.max(last);
@@ -100,11 +101,17 @@ mod tests {
         let all = raised(4);
         let mut kernels = Kernels::new();
         let mut times = [Some(20), None, Some(10), Some(30)].into_iter();
-        let keep = |_: &epoll_event| times.next().flatten();
+        let keep = |event: &mut epoll_event| {
+            event.u64 += 100;
+            times.next().flatten()
+        };
         assert_eq!(kernels.wait(all.0, 8, Some(0), ptr::null(), keep), Ok(4));
         assert_eq!(kernels.count(), 3);
         let told: Vec<_> = (0..4).map(|at| kernels.get(at).map(|(_, time)| time)).collect();
         assert_eq!(told, [Some(20), Some(20), Some(30), None]);
+        let data: Vec<_> =
+            (0..3).filter_map(|at| kernels.get(at).map(|(event, _)| event.u64)).collect();
+        assert_eq!(data, [100, 102, 103], "as they were changed");
         kernels.clear();
         assert!(kernels.get(0).is_none());
         close(all);

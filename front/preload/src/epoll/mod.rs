@@ -53,12 +53,17 @@ use groups::Groups;
 use peers::Peers;
 use ready::Found;
 
-pub use control::{became_listener, became_ours, carry_out, forget, touch};
+pub use control::{
+    became_listener, became_ours, carry_out, forget, put_back, stopped_listening, take_out, touch,
+};
 pub use forking::{Locked, hold_all};
 pub use wait::{Waited, room_for, wait};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const ONCE: u32 = libc::EPOLLONESHOT as u32;
+/// The flags among the bits of an interest: the others are events.
+const FLAGS: u32 = EDGE | ONCE | EXCLUSIVE | libc::EPOLLWAKEUP as u32;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 const IN: u32 = libc::EPOLLIN as u32;
 const OUT: u32 = libc::EPOLLOUT as u32;
@@ -70,6 +75,8 @@ const WRITE: u32 = OUT | libc::EPOLLWRNORM as u32;
 const ENGINE: u32 = u32::MAX;
 /// Added to a group's number in a datum; descriptors are lower.
 const GROUP: u32 = 1 << 30;
+/// Added, in a datum, to the number of a listener whose second queue has a connection.
+const QUEUE: u32 = 1 << 29;
 
 /// A program's wish for a descriptor in a set, by epoll_ctl(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,6 +85,18 @@ pub struct Interest {
     pub events: u32,
     /// The program's own value, which comes back with each event.
     pub datum: u64,
+}
+
+impl Interest {
+    /// Returns whether epoll_ctl(2) refuses this interest of a descriptor with `before` for its
+    /// flag `EPOLLEXCLUSIVE`: an exclusive one has no other events than these, and does not change.
+    fn is_refused(self, how: c_int, before: Option<Self>) -> bool {
+        let changes = how == libc::EPOLL_CTL_MOD;
+        let was_exclusive = before.is_some_and(|before| before.events & EXCLUSIVE != 0);
+        let may_be = IN | OUT | ALWAYS | FLAGS & !ONCE;
+        let is_exclusive = self.events & EXCLUSIVE != 0;
+        is_exclusive && (changes || self.events & !may_be != 0) || changes && was_exclusive
+    }
 }
 
 /// A descriptor in a set.
@@ -175,5 +194,26 @@ impl Set {
     pub fn forked(&self) {
         self.engine.store(0, Ordering::Relaxed);
         self.is_inherited.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exclusive_interest_has_few_events_and_stays() {
+        let (add, change) = (libc::EPOLL_CTL_ADD, libc::EPOLL_CTL_MOD);
+        let of = |events| Interest { events, datum: 0 };
+        let exclusive = of(IN | EXCLUSIVE);
+        assert!(!exclusive.is_refused(add, None));
+        assert!(!of(IN | OUT | EDGE | ALWAYS | EXCLUSIVE).is_refused(add, None));
+        for refused in [ONCE, libc::EPOLLRDHUP as u32, libc::EPOLLRDNORM as u32] {
+            assert!(of(IN | EXCLUSIVE | refused).is_refused(add, None));
+            assert!(!of(IN | refused).is_refused(add, None));
+        }
+        assert!(exclusive.is_refused(change, Some(of(IN))));
+        assert!(of(IN).is_refused(change, Some(exclusive)));
+        assert!(!of(OUT | ONCE).is_refused(change, Some(of(IN))));
     }
 }

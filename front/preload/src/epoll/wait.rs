@@ -16,7 +16,7 @@ use super::active::{
 };
 use super::control::control;
 use super::kernels::Kernels;
-use super::{EDGE, ENGINE, GROUP, IN, Inner, Set};
+use super::{EDGE, ENGINE, GROUP, IN, Inner, Interest, QUEUE, READ, Set};
 use crate::real;
 use crate::session;
 
@@ -101,6 +101,10 @@ impl Waited<'_> {
             }
             match data as u32 {
                 ENGINE => self.engine_ended(),
+                number if number & (GROUP | QUEUE) == QUEUE => {
+                    *event = self.waiting_connection(number & !QUEUE)?;
+                    return Some(time);
+                }
                 number => {
                     let mut inner = own.inner.hold();
                     time = time.max(since(&inner, number).unwrap_or(0));
@@ -109,6 +113,16 @@ impl Waited<'_> {
             }
             None
         })
+    }
+
+    /// Returns the event of the listener `fd`, in whose second queue a connection waits, as the
+    /// program asked for it. Returns `None` if the program asks for none, or the listener has left
+    /// the set.
+    fn waiting_connection(&self, fd: u32) -> Option<epoll_event> {
+        let inner = self.own.inner.hold();
+        let item = inner.items.get(usize::try_from(fd).ok()?)?.as_ref()?;
+        let Interest { events, datum } = item.interest;
+        (events & READ != 0).then_some(epoll_event { events: events & READ, u64: datum })
     }
 
     /// Handles an event of the engine's descriptor: removes the descriptor from the kernel's set if

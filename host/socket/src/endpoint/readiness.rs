@@ -39,12 +39,42 @@ impl Endpoint {
         theirs.position() != head.position() || theirs.is_end()
     }
 
+    /// Returns whether the peer sends no more.
+    pub fn has_peer_ended(&self) -> bool {
+        let inbox = self.arena.inbox(self.place.stream, self.side);
+        Tail(inbox.tail.load(Ordering::Acquire)).is_end()
+    }
+
+    /// Returns whether the connection is over: neither side sends any more, or it was reset. TCP's
+    /// socket is in the state CLOSE then, and has no peer any more.
+    pub fn is_over(&self) -> bool {
+        let ended = self.has_peer_ended() && self.stream().out.tail().is_end();
+        ended || self.is_reset()
+    }
+
     /// Returns the number of bytes that have arrived and were not read.
     pub fn arrived(&self) -> usize {
         let stream = self.stream();
         let theirs = Tail(stream.into.mine.tail.load(Ordering::Acquire)).position();
         let count = theirs.wrapping_sub(stream.into.position()) & POSITIONS;
         usize::try_from(count).unwrap_or(0).min(LARGEST_FIFO)
+    }
+
+    /// Returns whether `least` bytes have arrived and were not read, or no more may come before
+    /// some are read: the stream has ended, or the other side's FIFO is more than half full, and
+    /// that side does not report room ([`Endpoint::ready`]).
+    pub fn has_arrived(&self, least: usize) -> bool {
+        let theirs = Tail(self.stream().into.mine.tail.load(Ordering::Acquire));
+        let ended = theirs.is_end() || self.has(option::NO_MORE) || self.is_reset();
+        ended || self.arrived() >= self.most_arrived(least)
+    }
+
+    /// Returns `least`, or less if the other side's FIFO is more than half full earlier. A FIFO
+    /// without bytes may become a larger one.
+    pub(crate) fn most_arrived(&self, least: usize) -> usize {
+        let theirs = Tail(self.stream().into.mine.tail.load(Ordering::Acquire));
+        let half = usize::try_from(theirs.size() / 2).unwrap_or(usize::MAX);
+        if self.arrived() == 0 { least.min(1) } else { least.min(half.saturating_add(1)) }
     }
 
     /// Returns the number of bytes that were sent and that the peer has not read.

@@ -147,19 +147,39 @@ impl Engine {
         for number in entries {
             self.release(id, process.family, number);
         }
-        for listener in self.listeners.values_mut() {
-            listener.holders.remove(&id);
+        let listeners: Vec<u64> = self.listeners.keys().copied().collect();
+        for listener in listeners {
+            self.unlisten(id, listener);
         }
-        self.listeners.retain(|_, listener| !listener.holders.is_empty());
+    }
+
+    /// Removes a process from the holders of a listener. With the last one, waiting connections are
+    /// reset.
+    fn unlisten(&mut self, id: usize, number: u64) {
+        let Some(listener) = self.listeners.get_mut(&number) else { return };
+        listener.holders.remove(&id);
+        if !listener.holders.is_empty() {
+            return;
+        }
+        let listener = self.listeners.remove(&number).unwrap();
+        for (endpoint, open) in listener.waiting {
+            self.end(listener.family, endpoint.entry, &open, true);
+        }
     }
 
     fn release(&mut self, id: usize, family: usize, number: u64) {
-        let family = &mut self.families[family];
-        let Some(open) = family.open.get_mut(&number) else { return };
+        let entries = &mut self.families[family].open;
+        let Some(open) = entries.get_mut(&number) else { return };
         if !open.holders.remove(&id) || !open.holders.is_empty() {
             return;
         }
-        let open = family.open.remove(&number).unwrap();
+        let open = entries.remove(&number).unwrap();
+        self.end(family, number, &open, false);
+    }
+
+    /// Ends the stream of a family's entry, with a reset if `aborts` or if bytes were not read.
+    fn end(&self, family: usize, number: u64, open: &Open, aborts: bool) {
+        let family = &self.families[family];
         let arena = &family.links[usize::from(open.place.link)].1;
         let at = (table::ENTRIES + number as usize * table::ENTRY) / 8;
         let words = &family.table.words()[at..at + entry::WORDS];
@@ -167,7 +187,7 @@ impl Engine {
         let into = Own { own: &words[entry::RX_HEAD], seen: &words[entry::RX_SEEN] };
         let side = if open.place.side == 0 { Side::Zero } else { Side::One };
         let stream = Stream::new(arena, open.place.stream, side, out, into);
-        if stream.available().is_ok_and(|(count, _)| count > 0) {
+        if aborts || stream.available().is_ok_and(|(count, _)| count > 0) {
             stream.out.reset();
             stream.into.reset();
         } else if !stream.out.tail().is_reset() {
@@ -221,10 +241,7 @@ impl Engine {
                 self.send(id, Reply::Listening { listener, at }, &[copy.as_fd()]);
             }
             Request::Unlisten { listener } => {
-                if let Some(there) = self.listeners.get_mut(&listener) {
-                    there.holders.remove(&id);
-                }
-                self.listeners.retain(|_, listener| !listener.holders.is_empty());
+                self.unlisten(id, listener);
                 self.send(id, Reply::Done, &[]);
             }
             Request::Accept { listener } => {
