@@ -155,7 +155,8 @@ fn what_is_learnt_later_is_copied_when_the_memory_is_given() {
     let _server = pool.listen(&node.socket()).unwrap();
     ask(&node.socket());
     until(&pool, |stats| stats.spare_forks == 1);
-    let more = [ahead(), vec![7 * PAGE as u64..8 * PAGE as u64]].concat();
+    let mut more = ahead();
+    more.push(7 * PAGE as u64..8 * PAGE as u64);
     assert!(pool.copy_ahead(name(), &more));
     let own = Own::take(&node, request());
     assert_eq!(pool.stats().spare_forks_given, 1);

@@ -21,7 +21,7 @@ use crate::output::Output;
 use crate::pci::Bus;
 use crate::routes::Routes;
 use crate::state::Saved;
-use crate::{Error, Result, acpi, layout, plug, seat};
+use crate::{Result, acpi, layout, plug, seat};
 pub use empty::EmptyVm;
 use make::{Offer, Origin, begin, check_counts, make_cpus, make_ram, random};
 use save::Traits;
@@ -127,7 +127,7 @@ impl Machine {
     /// bus; or all of these as they were saved.
     ///
     /// # Errors
-    /// [`Error`]; nothing is left.
+    /// [`crate::Error`]; nothing is left.
     pub fn new(config: Config) -> Result<Self> {
         let Config { cpus, max_cpus, slots, template, vm, console, start, .. } = config;
         let hot = &config.hot_memory;
@@ -192,7 +192,7 @@ impl Machine {
     /// rights. A guest that goes on from a saved state is told that it is in a copy.
     ///
     /// # Errors
-    /// [`Error::System`], [`Error::Kvm`].
+    /// [`crate::Error::System`], [`crate::Error::Kvm`].
     pub fn start(mut self, begin: impl Fn() + Clone + Send + 'static) -> Result<Running> {
         if self.is_copy {
             self.board.generation_changed();
