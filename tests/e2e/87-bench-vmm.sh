@@ -9,12 +9,12 @@
 bench() { TMPDIR=$work timeout 300 "$slipway" bench vmm "$@"; }
 
 # A software KVM may not run a PC's firmware, and that says nothing about the benchmark.
-bench --quick --only native,fork,bare --json --svg "$work/a.svg" >"$work/a.json" 2>"$work/errors" || fail "a quick run: $(cat "$work/errors")"
+bench --quick --only native,fork,fork-functions,bare --json --svg "$work/a.svg" >"$work/a.json" 2>"$work/errors" || fail "a quick run: $(cat "$work/errors")"
 python3 - "$work/a.json" "$work/a.svg" <<'CHECK' || fail "the report does not hold what was asked for"
 import json, sys, xml.dom.minidom
 report = json.load(open(sys.argv[1]))
-assert [s["name"] for s in report["subjects"]] == ["native", "fork", "bare"], report["subjects"]
-assert len(report["runs"]) == 3 * 3, len(report["runs"])
+assert [s["name"] for s in report["subjects"]] == ["native", "fork", "fork-functions", "bare"], report["subjects"]
+assert len(report["runs"]) == 3 * 4, len(report["runs"])
 for run in report["runs"]:
     measured = run["measured"]
     assert run["load"] == "128M" and measured["byte_ns"] > 0 and measured["end_ns"] > 0, run
@@ -24,7 +24,7 @@ for run in report["runs"]:
 assert report["environment"]["accelerator"] == "kvm", report["environment"]
 xml.dom.minidom.parse(sys.argv[2])
 CHECK
-ok "Slipway's VMM, forks of it and KVM alone ran the guest three times each"
+ok "Slipway's VMM, forks of it with functions and without, and KVM alone ran the guest three times each"
 
 bench --report "$work/a.json" --compare "$work/a.json" >"$work/same" || fail "comparing a report with itself"
 grep -Eq '^128M native, byte .* 1\.00 .*noise$' "$work/same" || fail "a report differs from itself: $(cat "$work/same")"

@@ -2,15 +2,18 @@
 //! p50 and p99 of the time from the request to stop it until it goes on, with all of its state and
 //! the rest of its memory in files. The guest has touched each page of its memory once.
 //!
-//! Below that is where the time goes: p50 and p99 of each part, and the most pages that were copied
-//! in a pause. `state` is the time of the save until its first page: the saves of machine and
-//! functions, and the first look for pages that were written to. `pages` is the time from the first
-//! page to the last one. `end` is the time from there to the reply; without a page it is in
-//! `state`.
+//! Below that is where the time goes: p50 and p99 of each part, the parts of the longest pause, and
+//! the most pages that were copied in a pause. `state` is the time of the save until its first
+//! page: the saves of machine and functions, and the first look for pages that were written to.
+//! `pages` is the time from the first page to the last one. `end` is the time from there to the
+//! reply; without a page it is in `state`.
 //!
-//!     cargo run --release -p slipway-bench --example pause -- VMM [GIB...]
+//!     cargo run --release -p slipway-bench --example pause -- VMM [GIB[-4k|-2m]...]
 //!
-//! Needs KVM, and for pages of 2 MiB `vm.nr_hugepages` and userfaultfd(2).
+//! A size with its pages, as `8-4k`, is measured with these alone, and a size without them with
+//! both. Without sizes it is `1 8`. Needs KVM, and for pages of 2 MiB `vm.nr_hugepages` and
+//! userfaultfd(2). The copy of a guest's memory takes as much memory again, in pages of 4 KiB: of
+//! the pages that are set aside by `vm.nr_hugepages` neither it nor a guest of 4 KiB pages has any.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,7 +21,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::MemfdFlags;
 use slipway_bench::vmm::stub;
 use slipway_hypervisor::native::SlipwayVmm;
@@ -30,24 +33,58 @@ use slipway_pool::{Pool, Settings};
 
 /// The number of saves of each guest.
 const TURNS: usize = 30;
+/// The bytes of memory that a measurement leaves to the rest of the host.
+const SPARE: u64 = 512 << 20;
 /// The longest time until a guest has touched its memory.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let vmm = arguments.next().context("pass the path of slipway-vmm, and sizes in GiB")?;
-    let sizes: Vec<u64> = arguments.map(|size| Ok(size.parse()?)).collect::<Result<_>>()?;
-    let sizes = if sizes.is_empty() { vec![1, 8] } else { sizes };
+    let mut sizes: Vec<String> = arguments.collect();
+    if sizes.is_empty() {
+        sizes = vec!["1".to_owned(), "8".to_owned()];
+    }
+    let loads = sizes.iter().map(|size| loads(size)).collect::<Result<Vec<_>>>()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    for gib in sizes {
-        for (page, step) in [(Page::Huge, 2 << 20), (Page::Base, 4096)] {
-            let name = if page == Page::Huge { "2 MiB" } else { "4 KiB" };
-            match runtime.block_on(measure(Path::new(&vmm), gib << 30, (page, step))) {
-                Ok(pauses) => print(&format!("{gib} GiB, pages of {name}"), &pauses),
-                Err(error) => println!("{gib} GiB, pages of {name}: not measured: {error:#}"),
-            }
+    for (gib, page) in loads.into_iter().flatten() {
+        let name = if page == Page::Huge { "2 MiB" } else { "4 KiB" };
+        match runtime.block_on(measure(Path::new(&vmm), gib << 30, page)) {
+            Ok(pauses) => print(&format!("{gib} GiB, pages of {name}"), &pauses),
+            Err(error) => println!("{gib} GiB, pages of {name}: not measured: {error:#}"),
         }
     }
+    Ok(())
+}
+
+/// Parses an argument: a size in GiB, of pages that are named or of both kinds.
+fn loads(size: &str) -> Result<Vec<(u64, Page)>> {
+    let (gib, pages) = match size.split_once('-') {
+        None => (size, vec![Page::Huge, Page::Base]),
+        Some((gib, "4k")) => (gib, vec![Page::Base]),
+        Some((gib, "2m")) => (gib, vec![Page::Huge]),
+        Some(_) => bail!("\"{size}\" is no size such as 8, 8-4k or 8-2m"),
+    };
+    let gib = gib.parse::<u64>().with_context(|| format!("\"{size}\" is no size in GiB"))?;
+    Ok(pages.into_iter().map(|page| (gib, page)).collect())
+}
+
+/// Checks that the host has the memory for a guest and its copy. A VMM that the kernel kills for
+/// want of memory does not say why it has ended.
+fn check_memory(bytes: u64, page: Page) -> Result<()> {
+    let parts = if page == Page::Huge { 1 } else { 2 };
+    let needed = parts * bytes + SPARE;
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok());
+    let free = kib.context("/proc/meminfo has no available memory")? << 10;
+    ensure!(
+        free >= needed,
+        "it takes {} MiB of memory, of which {} are available; pages that vm.nr_hugepages sets \
+         aside are not",
+        needed >> 20,
+        free >> 20
+    );
     Ok(())
 }
 
@@ -75,6 +112,13 @@ fn print(what: &str, pauses: &[Pause]) {
     line("    pages", pauses, |pause| pause.pages);
     line("    end", pauses, |pause| pause.end);
     line("    resume", pauses, |pause| pause.resume);
+    if let Some(longest) = pauses.iter().max_by_key(|pause| pause.all) {
+        let Pause { all, stop, state, pages, end, resume, count } = longest;
+        println!(
+            "    longest: {all:.2?}: stop {stop:.2?}, state {state:.2?}, pages {pages:.2?} \
+             ({count}), end {end:.2?}, resume {resume:.2?}"
+        );
+    }
     let most = pauses.iter().map(|pause| pause.count).max().unwrap_or(0);
     println!("    at most {most} pages of 4 KiB");
 }
@@ -88,7 +132,9 @@ fn line(name: &str, pauses: &[Pause], part: fn(&Pause) -> Duration) {
 }
 
 /// Returns the pauses of a guest with this memory.
-async fn measure(vmm: &Path, bytes: u64, (page, step): (Page, u32)) -> Result<Vec<Pause>> {
+async fn measure(vmm: &Path, bytes: u64, page: Page) -> Result<Vec<Pause>> {
+    check_memory(bytes, page)?;
+    let step = if page == Page::Huge { 2 << 20 } else { 4096 };
     let folder = tempfile::Builder::new().prefix("slipway-pause").tempdir()?;
     let place = folder.path();
     std::fs::write(place.join("kernel"), stub::touching_elf(bytes, step))?;

@@ -1,6 +1,6 @@
 //! A keeper for pools of this process.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,21 +27,7 @@ impl Keeping {
     /// No directory for temporary files can be written, or the keeper does not answer.
     pub fn start() -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("slipway-bench").tempdir()?;
-        let path = directory.path().join("keeper");
-        let its = path.clone();
-        std::thread::Builder::new()
-            .name("keeper".into())
-            .spawn(move || slipway_keeper::serve(&its))?;
-        let deadline = Instant::now() + PATIENCE;
-        let keeper = loop {
-            match Keeper::connect(&path) {
-                Ok(keeper) => break keeper,
-                Err(error) if Instant::now() > deadline => {
-                    return Err(error).context("a keeper of memory");
-                }
-                Err(_) => std::thread::sleep(Duration::from_millis(1)),
-            }
-        };
+        let keeper = keeper_in(directory.path())?;
         keeper.take(PATIENCE).context("a keeper of memory")?;
         Ok(Self { directory, keeper: Arc::new(keeper) })
     }
@@ -54,5 +40,25 @@ impl Keeping {
     /// Returns the path of a pool's socket.
     pub(crate) fn socket(&self) -> PathBuf {
         self.directory.path().join("pool")
+    }
+}
+
+/// Starts a keeper on a thread of this process, and connects to it. Its socket is in `directory`.
+///
+/// # Errors
+/// No thread can be started, or the keeper does not answer.
+pub fn keeper_in(directory: &Path) -> Result<Keeper> {
+    let path = directory.join("keeper");
+    let its = path.clone();
+    std::thread::Builder::new().name("keeper".into()).spawn(move || slipway_keeper::serve(&its))?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match Keeper::connect(&path) {
+            Ok(keeper) => return Ok(keeper),
+            Err(error) if Instant::now() > deadline => {
+                return Err(error).context("a keeper of memory");
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
     }
 }

@@ -44,7 +44,8 @@
 //! `tempfile` for a peer's socket and for a guest's kernel; `kvm-ioctls` and `kvm-bindings` for KVM
 //! without a VMM; `slipway-pool` with its wire and `slipway-keeper` for memory of a pool;
 //! `slipway-vf-pool` for virtual functions; `slipway-hypervisor` for VMMs as sandboxes have them,
-//! which needs `tokio`, and `slipway-vmm` for an address of its machine.
+//! which needs `tokio`, and `slipway-vmm` for an address of its machine; `slipway-plane-api` for
+//! the functions of such VMs, and for tests the plane itself.
 //!
 //! `libc` for loads on sockets, whose calls must be the C library's, as any program's are; for the
 //! processes that move themselves into control groups; and for the clocks of other processes.

@@ -1,5 +1,5 @@
 //! Forks: VMs that begin with the state and the memory of one that was saved, through the driver
-//! that starts sandboxes' VMMs.
+//! that starts sandboxes' VMMs; without functions, or with those of a plane in this process.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,11 +16,13 @@ use slipway_hypervisor::{
     Accel, AccelChoice, Cage, CpuTemplate, Credentials, FreePages, GuestMemory, Hypervisor,
     TemplateName, Topology, Vm, VmSpec,
 };
+use slipway_plane_api::{PlaneClient, v1};
 use slipway_pool::{Pool, Server, Settings, Template};
 use tempfile::TempDir;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::functions::{Functions, Role};
 use super::process::private_bytes;
 use super::{VmmLoad, VmmMeasured, stub};
 use crate::cpu_time::{own_time, process_cpu_ns};
@@ -33,15 +35,28 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const NOBODY: Credentials = Credentials { uid: 65534, gid: 65534 };
 
 /// Forks of a VM whose guest waits until it is a fork. The time is from asking for memory to the
-/// guest's first byte; the processor time is that of the VMM, the driver and the pool.
+/// guest's first byte, and with functions until the VM has its disks; the processor time is that of
+/// the VMM, the driver, the pool and the plane.
 pub struct Fork {
     vmm: SlipwayVmm,
-    folder: TempDir,
     source: Source,
+    /// Makes the functions of VMs, if they have some.
+    functions: Option<Functions>,
     topology: Topology,
     /// The machines that were saved, one for each load met so far.
     saved: HashMap<VmmLoad, Saved>,
+    /// Serves the plane's calls, if there is a plane.
     runtime: tokio::runtime::Runtime,
+    /// Has the guest's files, and those of a plane.
+    folder: TempDir,
+}
+
+/// A plane in this process, for the functions of forks.
+pub struct ForkPlane {
+    /// The client of the plane, which has nothing else to serve.
+    pub client: PlaneClient,
+    /// The socket of the plane's pool, and its server. `None` if this host serves no pool.
+    pub pool: Option<(PathBuf, Server)>,
 }
 
 /// The source of a fork's memory.
@@ -49,6 +64,8 @@ enum Source {
     /// A pool, which copies pages late. The server ends before the pool, and the pool before its
     /// keeper.
     Pool { _server: Server, pool: Pool, socket: PathBuf, _keeping: Keeping },
+    /// The pool of a plane.
+    Plane { _server: Server, socket: PathBuf, plane: PlaneClient },
     /// A file that is copied before the fork begins, since this host serves no pool.
     Plain,
 }
@@ -62,44 +79,87 @@ struct Saved {
 }
 
 impl Fork {
-    /// Makes a subject of `slipway-vmm` at `path`.
+    /// Makes a subject of `slipway-vmm` at `path`, whose VMs have no functions.
     ///
     /// # Errors
     /// If there is no place for the guest's files, or no keeper for a pool.
     pub fn new(path: &Path) -> Result<Self> {
+        Self::of(path, Source::new()?)
+    }
+
+    /// Makes a subject of `slipway-vmm` at `path`, whose VMs have an NVMe controller and a network
+    /// interface. `start` starts the plane that serves them; it gets a folder for the plane's
+    /// files, which lasts as long as the subject, and may have tasks of its own run.
+    ///
+    /// # Errors
+    /// If there is no place for the guest's files, or the plane cannot be started.
+    pub fn with_functions<P>(path: &Path, start: impl FnOnce(PathBuf) -> P) -> Result<Self>
+    where
+        P: Future<Output = Result<ForkPlane>>,
+    {
+        let mut fork = Self::of(path, Source::Plain)?;
+        let folder = fork.folder.path();
+        let ForkPlane { client, pool } = fork.runtime.block_on(start(folder.to_owned()))?;
+        let functions = fork.runtime.block_on(Functions::new(client.clone(), folder))?;
+        if let Some((socket, server)) = pool {
+            fork.source = Source::Plane { _server: server, socket, plane: client };
+        }
+        fork.functions = Some(functions);
+        Ok(fork)
+    }
+
+    fn of(path: &Path, source: Source) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("slipway-bench").tempdir()?;
         std::fs::write(folder.path().join("kernel"), stub::waiting_elf())?;
         std::fs::write(folder.path().join("initramfs"), [0; 4096])?;
         let vmm = SlipwayVmm::new(std::path::absolute(path)?, folder.path());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (topology, saved) = (Topology::of_host(), HashMap::new());
-        Ok(Self { vmm, folder, source: Source::new()?, topology, saved, runtime })
+        Ok(Self { vmm, source, functions: None, topology, saved, runtime, folder })
     }
 
     /// Boots a VM with the load's memory, saves it, and keeps its memory as a template.
     fn save(&mut self, load: &VmmLoad) -> Result<()> {
         let memory = GuestMemory::new(load.memory)?;
-        let spec = self.spec(memory.clone(), None);
-        let bytes = self.runtime.block_on(async {
-            let (vm, _) = start(&self.vmm, &spec, stub::BYTE).await?;
-            vm.pause().await?;
-            let bytes = vm.save().await?;
-            end(&*vm).await?;
-            anyhow::Ok(bytes)
-        })?;
+        let booted = self.runtime.block_on(self.boot_and_save(memory.clone()));
+        let bytes = self.without_functions(booted)?;
         let mut state = tempfile::tempfile_in(self.folder.path())?;
         state.write_all(&bytes)?;
         let name = TemplateName::new(&load.to_string()).context("a template's name")?;
-        let memory = memory.descriptor()?;
-        let memory = match &self.source {
-            Source::Pool { pool, .. } => {
-                pool.add_template(name, pool.freeze(memory.as_fd())?)?;
-                None
-            }
-            Source::Plain => Some(Template::copy_of(memory.as_fd())?),
-        };
+        let kept = self.source.keep(name, memory.descriptor()?, self.folder.path());
+        let memory = self.runtime.block_on(kept)?;
         self.saved.insert(*load, Saved { state: Arc::new(state), name, memory });
         Ok(())
+    }
+
+    /// Boots a VM with this memory. Returns its state.
+    async fn boot_and_save(&self, memory: GuestMemory) -> Result<Vec<u8>> {
+        let mut spec = self.spec(memory, None);
+        spec.vfio_user_sockets = self.serve(&spec, Role::Saved).await?;
+        let (vm, _) = start(&self.vmm, &spec, stub::BYTE).await?;
+        vm.pause().await?;
+        let bytes = vm.save().await?;
+        end(&*vm).await?;
+        Ok(bytes)
+    }
+
+    /// Has the functions of a VM served, if the subject has some. Returns their sockets.
+    async fn serve(&self, spec: &VmSpec, role: Role) -> Result<Vec<PathBuf>> {
+        match &self.functions {
+            Some(functions) => functions.serve(&spec.memory, spec.credentials, role).await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Removes the functions of a VM that has ended, or has failed. Returns `outcome`, unless that
+    /// fails.
+    fn without_functions<T>(&self, outcome: Result<T>) -> Result<T> {
+        let removed = match &self.functions {
+            Some(functions) => self.runtime.block_on(functions.remove()),
+            None => Ok(()),
+        };
+        let outcome = outcome?;
+        removed.map(|()| outcome)
     }
 
     fn spec(&self, memory: GuestMemory, restore: Option<Arc<File>>) -> VmSpec {
@@ -133,19 +193,31 @@ impl Fork {
 
     /// Starts a fork, and ends it when it has been measured.
     fn turn(&self, load: &VmmLoad, saved: &Saved) -> Result<VmmMeasured> {
+        let measured = self.runtime.block_on(self.measure(load, saved));
+        self.without_functions(measured)
+    }
+
+    async fn measure(&self, load: &VmmLoad, saved: &Saved) -> Result<VmmMeasured> {
         let (begun, before) = (Instant::now(), own_time());
         let memory = self.source.memory(load.memory, saved, &self.topology)?;
-        let spec = self.spec(memory, Some(Arc::clone(&saved.state)));
-        self.runtime.block_on(async {
-            let (vm, at) = start(&self.vmm, &spec, stub::FORK_BYTE).await?;
-            let byte_ns = at.duration_since(begun).as_nanos() as u64;
-            let pid = vm.record().pid.unsigned_abs();
-            let own_ns = (own_time() - before).as_nanos() as u64;
-            let cpu_ns = Some(own_ns + process_cpu_ns(pid)?);
-            let private_bytes = Some(private_bytes(pid, load.memory)?);
-            let end_ns = end(&*vm).await?;
-            Ok(VmmMeasured { byte_ns, end_ns, private_bytes, cpu_ns, slot_ns: None })
-        })
+        let mut spec = self.spec(memory, Some(Arc::clone(&saved.state)));
+        spec.vfio_user_sockets = self.serve(&spec, Role::Fork).await?;
+        let (vm, byte) = start(&self.vmm, &spec, stub::FORK_BYTE).await?;
+        let at = match &self.functions {
+            // A guest looks at its disks once it has answered.
+            Some(functions) => {
+                functions.attach().await?;
+                Instant::now()
+            }
+            None => byte,
+        };
+        let byte_ns = at.duration_since(begun).as_nanos() as u64;
+        let pid = vm.record().pid.unsigned_abs();
+        let own_ns = (own_time() - before).as_nanos() as u64;
+        let cpu_ns = Some(own_ns + process_cpu_ns(pid)?);
+        let private_bytes = Some(private_bytes(pid, load.memory)?);
+        let end_ns = end(&*vm).await?;
+        Ok(VmmMeasured { byte_ns, end_ns, private_bytes, cpu_ns, slot_ns: None })
     }
 }
 
@@ -161,9 +233,34 @@ impl Source {
         Ok(Self::Pool { _server: server, pool, socket, _keeping: keeping })
     }
 
+    /// Keeps the memory of a VM that was saved under this name. Returns it if no pool has it.
+    /// `folder` is for a file that the plane reads it from.
+    async fn keep(
+        &self,
+        name: TemplateName,
+        memory: OwnedFd,
+        folder: &Path,
+    ) -> Result<Option<Template>> {
+        match self {
+            Self::Pool { pool, .. } => {
+                pool.add_template(name, pool.freeze(memory.as_fd())?)?;
+                Ok(None)
+            }
+            Self::Plane { plane, .. } => {
+                let file = folder.join("memory");
+                slipway_pool::save(&Template::copy_of(memory.as_fd())?, &file)?;
+                let (name, path) = (name.to_string(), file.to_string_lossy().into_owned());
+                let request = v1::AddTemplateRequest { name, path, ..Default::default() };
+                plane.clone().add_template(request).await.context("the template of forks")?;
+                Ok(None)
+            }
+            Self::Plain => Ok(Some(Template::copy_of(memory.as_fd())?)),
+        }
+    }
+
     fn memory(&self, bytes: u64, saved: &Saved, topology: &Topology) -> Result<GuestMemory> {
         match (self, &saved.memory) {
-            (Self::Pool { socket, .. }, _) => {
+            (Self::Pool { socket, .. } | Self::Plane { socket, .. }, _) => {
                 Ok(GuestMemory::of_template(socket, bytes, saved.name, topology)?)
             }
             (Self::Plain, template) => {
@@ -181,18 +278,22 @@ impl Subject for Fork {
     type Measured = VmmMeasured;
 
     fn name(&self) -> &str {
-        "fork"
+        if self.functions.is_some() { "fork-functions" } else { "fork" }
     }
 
     fn about(&self) -> String {
         let memory = match self.source {
-            Source::Pool { .. } => "a pool copies late",
+            Source::Pool { .. } | Source::Plane { .. } => "a pool copies late",
             Source::Plain => "is copied before",
+        };
+        let functions = match self.functions {
+            Some(_) => ", with an NVMe controller and an interface of a plane",
+            None => "",
         };
         let path = self.vmm.path().display();
         format!(
-            "{path}, beginning with a saved machine, whose memory {memory}; started by the \
-                 driver, in a cage if this is root"
+            "{path}, beginning with a saved machine, whose memory {memory}{functions}; started by \
+                 the driver, in a cage if this is root"
         )
     }
 

@@ -11,7 +11,8 @@ use crate::turns::Described;
 /// The result of a turn: one start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmmMeasured {
-    /// Time from before the process was made to the guest's byte, ns.
+    /// Time from before the process was made to the guest's byte, ns; of a fork with functions,
+    /// until it has its disks.
     pub byte_ns: u64,
     /// Time from the signal that kills the VMM until nothing is left of its process, ns.
     pub end_ns: u64,
@@ -19,7 +20,7 @@ pub struct VmmMeasured {
     /// in no process of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub private_bytes: Option<u64>,
-    /// Processor time until the guest's byte, ns: of the process, and of a fork's driver and pool.
+    /// Processor time until then, ns: of the process, and of a fork's driver, pool and plane.
     /// `None` if the VM is in no process of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_ns: Option<u64>,

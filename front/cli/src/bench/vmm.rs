@@ -5,19 +5,22 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, ensure};
 use slipway_bench::Subject;
 use slipway_bench::vmm::{
-    Bare, Caged, Fork, Program, Vmm, VmmLoad, VmmMeasured, VmmPlan, VmmReport, VmmSubject,
-    vmm_table,
+    Bare, Caged, Fork, ForkPlane, Program, Vmm, VmmLoad, VmmMeasured, VmmPlan, VmmReport,
+    VmmSubject, keeper_in, vmm_table,
 };
+use slipway_plane::{Plane, Settings};
+use slipway_plane_api::PlaneClient;
 
 use super::reports::{self, View};
 use super::subjects;
 use crate::args::VmmArgs;
 
 /// The subjects to measure, with descriptions. Those from the second line on need a program.
-const SUBJECTS: [(&str, &str); 8] = [
+const SUBJECTS: [(&str, &str); 9] = [
     ("native", "Slipway's own VMM"),
     ("native-caged", "the same, in the namespaces that sandboxes' VMMs have, as root"),
     ("fork", "the same, with a saved machine in place of a boot, by the driver of sandboxes"),
+    ("fork-functions", "the same, with an NVMe controller and an interface of a plane"),
     ("firecracker", "Firecracker, where it is in PATH"),
     ("cloud-hypervisor", "Cloud Hypervisor, where it is in PATH"),
     ("qemu-microvm", "QEMU's machine for microVMs"),
@@ -67,7 +70,7 @@ fn subject(name: &str, args: &VmmArgs) -> Result<Result<Box<VmmSubject>, &'stati
         Box::new(subject)
     }
     let (program, found, needs) = match name {
-        "native" | "native-caged" | "fork" => {
+        "native" | "native-caged" | "fork" | "fork-functions" => {
             (Program::Native, own_vmm(), "slipway-vmm: `make build`")
         }
         "firecracker" => (Program::Firecracker, in_path("firecracker"), "--program or PATH"),
@@ -80,7 +83,10 @@ fn subject(name: &str, args: &VmmArgs) -> Result<Result<Box<VmmSubject>, &'stati
     };
     let named = |name: &str| args.program.iter().find(|one| one.name == name);
     // All ways to start it have the same program, unless the user says otherwise.
-    let same = if name == "fork" { Some("native") } else { name.strip_suffix("-caged") };
+    let same = match name {
+        "fork" | "fork-functions" => Some("native"),
+        _ => name.strip_suffix("-caged"),
+    };
     let said = named(name).or_else(|| named(same?));
     let Some(path) = said.map(|one| one.path.clone()).or(found) else {
         return Ok(Err(needs));
@@ -88,8 +94,19 @@ fn subject(name: &str, args: &VmmArgs) -> Result<Result<Box<VmmSubject>, &'stati
     Ok(match name {
         "native-caged" => Caged::new(program, &path)?.map(boxed).ok_or("root"),
         "fork" => Ok(boxed(Fork::new(&path)?)),
+        "fork-functions" => Ok(boxed(Fork::with_functions(&path, plane)?)),
         _ => Ok(boxed(Vmm::new(program, &path)?)),
     })
+}
+
+/// Starts a plane as that of a node, with a keeper, and serves its pool. Its files are in `folder`.
+async fn plane(folder: PathBuf) -> Result<ForkPlane> {
+    let settings = Settings { templates: true, ..Settings::default() };
+    let plane = Plane::with_keeper(settings, keeper_in(&folder)?, &folder.join("io.lock"))?;
+    let socket = folder.join("pool");
+    let server = plane.pool().map(|pool| pool.listen(&socket)).transpose()?;
+    let client = PlaneClient::new(plane.connect().await?);
+    Ok(ForkPlane { client, pool: server.map(|server| (socket, server)) })
 }
 
 /// Returns the program of Slipway's own VMM: beside this program, or where cargo puts one that is
@@ -122,4 +139,20 @@ fn run(args: &VmmArgs) -> Result<VmmReport> {
     let rounds = if args.quick { args.rounds.min(3) } else { args.rounds };
     let plan = VmmPlan::new(loads(args)?, rounds);
     subjects::report(subjects(args)?, plan, "kvm".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Needs no KVM: without it the VMM is not started either.
+    #[test]
+    fn a_fork_whose_vmm_does_not_start_leaves_no_functions_to_the_next_one() {
+        let mut fork = Fork::with_functions(Path::new("/nowhere/slipway-vmm"), plane).unwrap();
+        assert!(fork.about().contains("NVMe controller"), "{}", fork.about());
+        let load = QUICK.parse().unwrap();
+        let [first, second] = [(); 2].map(|()| format!("{:#}", fork.run(&load).unwrap_err()));
+        assert_eq!(first, second);
+        assert!(!first.contains("a function of a fork"), "{first}");
+    }
 }
