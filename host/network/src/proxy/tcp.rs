@@ -145,17 +145,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_over_which_nothing_comes_is_closed() {
-        let idle = Duration::from_secs(2);
+        let idle = Duration::from_secs(3);
         let ((mut client, near), (far, mut server)) = (pair().await, pair().await);
         let begun = Instant::now();
         let carrying = tokio::spawn(carry(near, far, idle));
-        sleep(idle / 2).await;
+        sleep(idle / 6).await;
         client.write_all(b"question").await.unwrap();
         let mut asked = [0; 8];
         server.read_exact(&mut asked).await.unwrap();
         assert_eq!(&asked, b"question");
         carrying.await.unwrap();
-        assert!(begun.elapsed() >= idle * 3 / 2);
+        assert!(begun.elapsed() >= idle * 7 / 6);
         assert_eq!(
             (client.read(&mut asked).await.unwrap(), server.read(&mut asked).await.unwrap()),
             (0, 0)
