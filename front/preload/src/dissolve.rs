@@ -27,6 +27,11 @@ use crate::switches::{SWITCHES, switch_of};
 /// no more. Leaves errno as it is.
 pub fn follow(fd: c_int, object: &Ref) {
     let DescriptorKind::Listener(listener) = object.kind() else { return };
+    // A thread that still has the object of a listener that was stopped: the kernel's socket has
+    // the program's own flags again, and may be another listener by now.
+    if listener.has_ended.load(Ordering::Relaxed) {
+        return;
+    }
     let saved = real::errno();
     if real::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Some(0) && !fds::in_vfork_child()
     {

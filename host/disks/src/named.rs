@@ -83,8 +83,8 @@ impl NamedDisk {
     /// Goes on with the size of a predecessor, which may have ended before it cut the disk's file
     /// to that size. Nobody uses the disk yet.
     fn go_on_with(&self, Resized { to, from }: Resized) -> Result<(), Error> {
-        // A file that has neither size was changed by somebody else. A device stays as it is.
-        let is_known = self.shared.content().is_none() || self.bytes() == from;
+        // A file of another size was changed by somebody else. A device stays as it is.
+        let is_known = self.file_bytes().is_none_or(|bytes| bytes == from);
         if is_known && to < self.bytes() {
             self.shared.resize(Some(to))?;
         }
@@ -98,6 +98,12 @@ impl NamedDisk {
     /// Returns the number of the place where the disk is kept, or `None` if it is not kept.
     pub fn place(&self) -> Option<u32> {
         self.place.as_ref().map(|place| place.number())
+    }
+
+    /// Returns the size in bytes of the disk's file, which is longer than the disk until it is cut.
+    /// Returns `None` if the disk is no regular file.
+    fn file_bytes(&self) -> Option<u64> {
+        self.shared.content()?.file_bytes().ok()
     }
 
     /// Returns the disk's present size in bytes.
@@ -122,7 +128,9 @@ impl NamedDisk {
             )));
         }
         self.shared.resize(bytes)?;
-        self.keep_size(bytes.map(|to| Resized { to, from: before }))
+        // The file may be longer than the disk was: an earlier smaller size has not cut it yet.
+        let from = self.file_bytes().unwrap_or(before);
+        self.keep_size(bytes.map(|to| Resized { to, from }))
     }
 
     /// Gives up the part behind the disk's end, once every user has adopted the size.
@@ -345,8 +353,10 @@ mod tests {
         let mut first = place();
         first.describe(&request).unwrap();
         let made = NamedDisk::make(&request, Some(first)).unwrap();
-        let smaller = v1::ResizeDiskRequest { name: "data".into(), size_bytes: MIB, shrink: true };
-        made.resize(&smaller).unwrap();
+        for size_bytes in [MIB + MIB / 2, MIB] {
+            let smaller = v1::ResizeDiskRequest { name: "data".into(), size_bytes, shrink: true };
+            made.resize(&smaller).unwrap();
+        }
         // The process ends here.
         drop(made);
         assert_eq!(file.metadata().unwrap().len(), 2 * MIB);

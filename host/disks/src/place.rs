@@ -54,8 +54,8 @@ pub(crate) struct Resized {
     /// The disk's size in bytes.
     #[prost(uint64, tag = "1")]
     pub to: u64,
-    /// The size in bytes that the disk had before. A file that has another size when a successor
-    /// opens it was changed by somebody else, and is not cut.
+    /// The size in bytes that the disk's file had once the disk was resized. A file that has
+    /// another size when a successor opens it was changed by somebody else, and is not cut.
     #[prost(uint64, tag = "2")]
     pub from: u64,
 }

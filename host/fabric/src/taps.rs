@@ -15,7 +15,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, channel};
+use std::sync::mpsc::{
+    Receiver, RecvTimeoutError, SendError, Sender, SyncSender, channel, sync_channel,
+};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -270,7 +272,9 @@ fn out_of(error: std::io::Error) -> Error {
 /// [`Error`]. The port's thread ends, and no interface is left that it made.
 fn start(opening: Opening, port: Option<PortThread>) -> Result<(Opened, Receiver<()>), Error> {
     let interface = opening.request.interface.clone();
-    let (tell, opened) = channel();
+    // Without room: the thread knows that its message was received, and not lost in the channel by
+    // a receiver that has just given up.
+    let (tell, opened) = sync_channel(0);
     let (closing, closed) = channel();
     let builder = std::thread::Builder::new().name("tap".to_owned()).stack_size(STACK);
     builder.spawn(move || serve(opening, port, &tell, closing)).map_err(out_of)?;
@@ -298,7 +302,7 @@ fn in_time<T>(
 fn serve(
     opening: Opening,
     port: Option<PortThread>,
-    tell: &Sender<Result<Opened, Error>>,
+    tell: &SyncSender<Result<Opened, Error>>,
     closing: Sender<()>,
 ) {
     let opened = opening.namespace.enter().map_err(Error::from).and_then(|()| opening.open());

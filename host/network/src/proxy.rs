@@ -17,7 +17,6 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use tokio::net::{TcpListener, UdpSocket};
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::publish::{Protocol, Published};
@@ -27,7 +26,8 @@ use crate::{Error, Result};
 
 /// The most connections, or pairs of UDP peers, at one time through one port; see [`Shares`].
 const FLOWS: usize = 1024;
-/// The most connections at one time through all ports. Each has two descriptors of the daemon.
+/// The most connections at one time through all ports, which sandboxes share; see [`Shares`]. Each
+/// has two descriptors of the daemon.
 const CONNECTIONS: usize = 16_384;
 /// Attempts to find a port that is free for both IPv4 and IPv6.
 const TRIES: u32 = 16;
@@ -112,14 +112,14 @@ fn lacks_ipv6(error: &io::Error) -> bool {
 pub struct Relay {
     /// The runtime on which they are served.
     on: tokio::runtime::Handle,
-    /// The connections that there may be.
-    connections: Arc<Semaphore>,
+    /// The connections that there may be, by the address of their sandbox.
+    connections: Arc<Shares>,
 }
 
 impl Relay {
     /// Returns the means to serve ports on the runtime `on`.
     pub fn new(on: tokio::runtime::Handle) -> Self {
-        Self { on, connections: Arc::new(Semaphore::new(CONNECTIONS)) }
+        Self { on, connections: Shares::new(CONNECTIONS) }
     }
 }
 

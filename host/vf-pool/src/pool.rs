@@ -415,6 +415,12 @@ impl<D: Device> Inner<D> {
             }
         }
         let jobs = self.shelf.table().release_set(set, &outcome);
+        // One whose drain has ended meanwhile is not drained any more for the next process, either.
+        for job in &jobs {
+            if let DeviceOperation::Open(vf) = job {
+                self.note(*vf, Some(Standing::Returning));
+            }
+        }
         self.shelf.vfs_of(DeviceOperation::ResetSet(set)).for_each(|vf| self.plan_try(vf));
         jobs
     }

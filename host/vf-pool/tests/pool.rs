@@ -348,3 +348,27 @@ fn takes_from_many_threads_get_a_vf_each() {
     assert_eq!(bench.recorded(), 64);
     assert!(pool.take(&owner("one-more")).is_err());
 }
+
+#[test]
+fn a_drain_that_ends_while_its_set_is_reset_has_ended_for_the_next_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = Ledger::open(&folder.path().join("ledger")).unwrap();
+    let bench = Bench::with(ledger.clone());
+    let pool = bench.pool(2, 2, 1, PATIENCE);
+    assert!(pool.settle(PATIENCE));
+    pool.drain(1).unwrap();
+    assert!(pool.settle(PATIENCE));
+    let (resetting, opening) = (bench.hold("reset_set"), bench.hold_vf("open", 1));
+    pool.reset_set(0).unwrap();
+    pool.resume(1).unwrap();
+    drop(resetting);
+    while bench.calls(1).last().unwrap() != "open" {
+        std::thread::yield_now();
+    }
+    let records = ledger.records("test").unwrap();
+    let (_, Record { standing, .. }) = records.into_iter().find(|(vf, _)| *vf == 1).unwrap();
+    assert_eq!(standing, Standing::Returning);
+    drop(opening);
+    assert!(pool.settle(PATIENCE));
+    assert_eq!(pool.counts().ready, 2);
+}

@@ -51,6 +51,16 @@ impl FileContent {
         Ok((bytes, target.written))
     }
 
+    /// Returns the present size in bytes of the file, which may be more than that of the disk.
+    ///
+    /// # Errors
+    /// [`OpenError::File`]; also if the disk was closed.
+    pub fn file_bytes(&self) -> Result<u64, OpenError> {
+        let closed = || failed(&self.path, "read")(Errno::BADF);
+        let common = self.common.upgrade().ok_or_else(closed)?;
+        measure(&common.fd, &self.path)
+    }
+
     /// Returns the number of writes that were refused since the file was opened, because they would
     /// have taken of the reserve that it keeps.
     pub fn refused_writes(&self) -> u64 {

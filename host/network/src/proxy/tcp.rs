@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use tokio::io::{self, AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -28,8 +27,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Carries the connections of `listener` to the address `to` in a sandbox, until the future is
 /// dropped. `room` has the connections that there may be: of this port, which its clients share,
-/// and of all ports.
-pub async fn serve(listener: TcpListener, to: SocketAddr, room: (Arc<Shares>, Arc<Semaphore>)) {
+/// and of all ports, which the sandboxes share.
+pub async fn serve(listener: TcpListener, to: SocketAddr, room: (Arc<Shares>, Arc<Shares>)) {
     let (own, all) = room;
     let mut connections = JoinSet::new();
     loop {
@@ -39,13 +38,13 @@ pub async fn serve(listener: TcpListener, to: SocketAddr, room: (Arc<Shares>, Ar
             continue;
         };
         // A connection without room is closed: in a queue it would block the others.
-        let Some(share) = own.take(client.ip()) else { continue };
-        let Ok(permit) = all.clone().try_acquire_owned() else { continue };
+        let Some(of_client) = own.take(client.ip()) else { continue };
+        let Some(of_sandbox) = all.take(to.ip()) else { continue };
         connections.spawn(async move {
             if let Ok(Ok(far)) = timeout(CONNECT, TcpStream::connect(to)).await {
                 carry(near, far, IDLE).await;
             }
-            drop((share, permit));
+            drop((of_client, of_sandbox));
         });
     }
 }
@@ -146,17 +145,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_over_which_nothing_comes_is_closed() {
-        let idle = Duration::from_secs(2);
+        let idle = Duration::from_secs(3);
         let ((mut client, near), (far, mut server)) = (pair().await, pair().await);
         let begun = Instant::now();
         let carrying = tokio::spawn(carry(near, far, idle));
-        sleep(idle / 2).await;
+        sleep(idle / 6).await;
         client.write_all(b"question").await.unwrap();
         let mut asked = [0; 8];
         server.read_exact(&mut asked).await.unwrap();
         assert_eq!(&asked, b"question");
         carrying.await.unwrap();
-        assert!(begun.elapsed() >= idle * 3 / 2);
+        assert!(begun.elapsed() >= idle * 7 / 6);
         assert_eq!(
             (client.read(&mut asked).await.unwrap(), server.read(&mut asked).await.unwrap()),
             (0, 0)
@@ -168,17 +167,31 @@ mod tests {
         let inside = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let outside = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (to, port) = (inside.local_addr().unwrap(), outside.local_addr().unwrap());
-        let all = Arc::new(Semaphore::new(1));
+        let all = Shares::new(1);
         let serving = tokio::spawn(serve(outside, to, (Shares::new(64), all.clone())));
         let first = TcpStream::connect(port).await.unwrap();
         let (server, _) = inside.accept().await.unwrap();
         let mut second = TcpStream::connect(port).await.unwrap();
         assert_eq!(second.read(&mut [0]).await.unwrap(), 0);
         drop((first, server));
-        while all.available_permits() == 0 {
+        while all.take(to.ip()).is_none() {
             tokio::task::yield_now().await;
         }
         let _third = TcpStream::connect(port).await.unwrap();
+        inside.accept().await.unwrap();
+        serving.abort();
+    }
+
+    #[tokio::test]
+    async fn a_sandbox_with_many_connections_leaves_some_for_another() {
+        let inside = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let outside = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (to, port) = (inside.local_addr().unwrap(), outside.local_addr().unwrap());
+        let all = Shares::new(4);
+        let greedy: Vec<_> = std::iter::from_fn(|| all.take([10, 0, 0, 1].into())).collect();
+        assert_eq!(greedy.len(), 2);
+        let serving = tokio::spawn(serve(outside, to, (Shares::new(64), all)));
+        let _client = TcpStream::connect(port).await.unwrap();
         inside.accept().await.unwrap();
         serving.abort();
     }
