@@ -35,3 +35,15 @@ need_memory() {
     awk -v need="$1" '/^MemAvailable:/ { exit $2 / 1024 < need }' /proc/meminfo ||
         cannot "$1 MiB of free memory"
 }
+
+# build_svm_once FOLDER: builds svm-once.ko in FOLDER, for the servers' kernel. The module keeps a defect of QEMU's from their
+# guests (README.md, "Interrupts that come twice").
+build_svm_once() {
+    make -s -C "$here/svm-once" KDIR="$kernel-headers/build" OUT="$1" module >"$work/log" 2>&1 ||
+        die "lab/svm-once is not built: $(tail -n 3 "$work/log")"
+}
+
+need_headers() {
+    need_programs make:make gcc-12:gcc-12
+    [ -f "$kernel-headers/build/Makefile" ] || cannot "the headers of the server's kernel: deploy/setup/setup.sh driver"
+}
