@@ -179,7 +179,10 @@ impl Rig {
     /// Returns the receive rates of the ports of containers, with their bursts.
     fn receive_rates(&self) -> Vec<(u64, u64)> {
         let all = self.container_ports().into_iter();
-        all.map(|port| (port.receive_rate, port.receive_burst)).collect()
+        let mut rates: Vec<_> = all.map(|port| (port.receive_rate, port.receive_burst)).collect();
+        // A daemon that follows opens several interfaces at once, so their order is by chance.
+        rates.sort_unstable_by_key(|rate| std::cmp::Reverse(*rate));
+        rates
     }
 
     /// Returns the names of the files of attachments.
