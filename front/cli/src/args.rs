@@ -1,11 +1,12 @@
 //! The command line as data: parser, help, completions and man pages all come from here.
 //!
 //! A new command is a variant of `Command`, or of the enum of its group, with its help as doc
-//! comment; an arm in `lib.rs`; and a file of its own there unless its group has one. Completions
-//! and manual pages need nothing more. What it prints for programs is `--json`. A command of the
-//! daemon's is a call of `sandbox.proto` (`sandbox/api`) or of the plane's interface. `docs/` has a
-//! page for its group. Tests: those of its file for what it prints, and a script of `tests/e2e`;
-//! `50-bad-input.sh` has what it refuses.
+//! comment; an arm in `lib.rs`; and a file of its own there unless its group has one. An option is
+//! a field of the command's `…Args`, in the group's file in `args/`, with its help as doc comment;
+//! the command's file reads it. Completions and manual pages need nothing more. What a command
+//! prints for programs is `--json`. A command of the daemon's is a call of `sandbox.proto`
+//! (`sandbox/api`) or of the plane's interface. `docs/` has a page for its group. Tests: those of
+//! its file for what it prints, and a script of `tests/e2e`; `50-bad-input.sh` has what it refuses.
 #![allow(rustdoc::broken_intra_doc_links)] // these comments are help texts, their brackets usage
 
 mod bench;

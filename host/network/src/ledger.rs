@@ -6,7 +6,7 @@
 //! machine. A lease is written before it is used, with those of all sandboxes that wait for a write
 //! (`saves`), and names its sandbox; the next daemon is told which exist, and frees the others.
 //! Each interface that a sandbox has in a namespace of others is in a file of its own, written
-//! likewise. So is each attachment of a container (`attachments.rs`).
+//! likewise. So is each attachment of a container (`attachment/store.rs`).
 //!
 //! A new property of networks is a field of [`Network`], with `#[serde(default)]` since files of
 //! earlier builds lack it, and one of `CreateNetworkRequest` and `Network` in `network.proto`.

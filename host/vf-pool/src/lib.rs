@@ -21,7 +21,7 @@
 //!   record is written before the VF is handed over. [`Pool::reconcile`] compares it with the
 //!   owners that still live.
 //!
-//! A VF has one [`VfState`]: ready, taken, returning, failed, or drained.
+//! A VF has one [`VfState`]: ready, taken, returning, failed, stuck, or drained.
 //!
 //! Not implemented: operations that wait for a VF of an empty pool (the caller decides), growth of
 //! a pool.

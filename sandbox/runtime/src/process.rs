@@ -5,11 +5,12 @@
 //! and `agent_spec`, in `exec_request` (`service/exec.rs`), and in `ProcessSpec` of `agent.proto`.
 //! A right of a process is in `Security` of all three in place of that (`security`, where `of_exec`
 //! says what a further process has). The agent applies it in `prepare_and_execute` (`init/mod.rs`),
-//! in an order that matters: before the rights go, or after. It comes from the command line
-//! (`args/run.rs` or `args/security.rs`, `spec.rs`; `fixed` in `snapshot.rs`, and `first_refused`
-//! of `snapshot/asked.rs`, since forks of snapshots have it already), and from containerd by the
-//! shim (`spec/oci.rs`, `process_spec`, and `exec_spec`). Tests: `security` or others of
-//! `sandbox/agent`, the shim's `spec`, `12-security.sh`. `docs/sandboxes.md` and
+//! in an order that matters: before the rights go, or after. It comes from `front/cli`
+//! (`ProcessArgs` of `args/run.rs`, or `args/security.rs`; `spec.rs` for a container, `exec` of
+//! `run.rs` for a further process; `fixed` in `snapshot.rs`, and `first_refused` of
+//! `snapshot/asked.rs` here, since forks of snapshots have it already), and from containerd by the
+//! shim (`spec/oci.rs`; `process_spec` and `exec_spec` of `spec/mod.rs`). Tests: `security` or
+//! others of `sandbox/agent`, the shim's `spec`, `12-security.sh`. `docs/sandboxes.md` and
 //! `docs/containerd.md` have it.
 
 use slipway_agent_protocol::{limits, v1 as agent_v1};

@@ -6,10 +6,11 @@
 //! record itself (`#[serde(flatten)]`), whose names never change.
 //!
 //! `slipway inspect` prints the record, and has no form but JSON: a field of [`Record`] is shown
-//! without further code. What is shown and not recorded, such as the memory that layers hold now,
-//! is added in `layers::described`, by the caller `inspect` in `service`. A record of an
-//! earlier build is read in the tests of `record/store.rs` and `record/volume.rs`, and
-//! `docs/operation.md` says what is in the sandbox's directory.
+//! without further code. So is one of [`Settings`], which each container has, and of [`Added`],
+//! which those of a pod have (`record/container.rs`). What is shown and not recorded, such as the
+//! memory that layers hold now, is added in `layers::described`, by the caller `inspect` in
+//! `service`. A record of an earlier build is read in the tests of `record/store.rs` and
+//! `record/volume.rs`, and `docs/operation.md` says what is in the sandbox's directory.
 
 mod boot;
 mod confinement;

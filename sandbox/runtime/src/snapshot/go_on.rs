@@ -4,7 +4,7 @@
 //! `ConfigureRequest` (`configure`, which every start calls), to the interface by `network`, to the
 //! container by `RejoinRequest` (`agent.proto`; the agent's `rejoin`), to a disk or a function when
 //! it is attached (`begin`, `fork::attach`). What a VM itself tells its guest, as the generation
-//! ID, is the VMM's: `host/vmm`. Tests: `tests/snapshots.rs`, `rejoin_as_root.rs` of
+//! ID, is the VMM's: `host/vmm`. Tests: `tests/daemon/snapshots.rs`, `tests/rejoin_as_root.rs` of
 //! `sandbox/agent`, `tests/e2e/14-forks.sh` and `16-snapshots.sh`. The table of
 //! `docs/snapshots.md`, "What a fork is given, and what it has", has a row; the sections below the
 //! table say what programs notice.
