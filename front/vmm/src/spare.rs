@@ -39,6 +39,9 @@ impl Spare {
     /// The reason in one line.
     pub fn wait(self) -> Result<Option<Given>, String> {
         let vm = EmptyVm::new(self.kvm)?;
+        // The launcher takes all files away once this process waits, and before Linux 6.4 the size
+        // of a page is read from /proc when it is first asked for.
+        let _ = rustix::param::page_size();
         let failed = |errno: Errno| format!("the socket of --spare: {errno}");
         match rustix::net::send(&self.socket, &[spare::READY], SendFlags::NOSIGNAL) {
             Err(Errno::PIPE | Errno::CONNRESET) => return Ok(None),
