@@ -25,7 +25,7 @@ BETWEEN = 1
 
 
 def slipway(*words):
-    return subprocess.run(["slipway", *words], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(["slipway", *words], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def start(image, gateway, options):
