@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FileType, SealFlags};
 
@@ -71,11 +72,13 @@ pub(crate) fn cannot_shrink(file: BorrowedFd<'_>, offset: u64, len: usize) -> bo
         })
 }
 
-/// Returns whether the kernel may refuse a page at its first touch (`vm.overcommit_memory` = 2),
-/// also if the setting cannot be read.
-pub(crate) fn overcommit_is_strict() -> bool {
-    match std::fs::read_to_string("/proc/sys/vm/overcommit_memory") {
-        Ok(text) => text.trim() == "2",
-        Err(_) => true,
+/// Returns whether the kernel may refuse a page at its first touch (`vm.overcommit_memory` = 2).
+/// If the setting cannot be read, returns what it was when this process last could read it, and
+/// `true` if it never could. A process that is to lose its files calls this before.
+pub fn overcommit_is_strict() -> bool {
+    static LAST: AtomicBool = AtomicBool::new(true);
+    if let Ok(text) = std::fs::read_to_string("/proc/sys/vm/overcommit_memory") {
+        LAST.store(text.trim() == "2", Ordering::Relaxed);
     }
+    LAST.load(Ordering::Relaxed)
 }

@@ -85,6 +85,7 @@ mod write_log;
 #[cfg(test)]
 mod tests;
 
+pub use backing::overcommit_is_strict;
 pub use cursor::SpanCursor;
 pub use fetch::{fetch, fetch_to_write};
 pub use gate::{GRANULE, NotYet};

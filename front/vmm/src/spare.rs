@@ -39,9 +39,9 @@ impl Spare {
     /// The reason in one line.
     pub fn wait(self) -> Result<Option<Given>, String> {
         let vm = EmptyVm::new(self.kvm)?;
-        // The launcher takes all files away once this process waits, and before Linux 6.4 the size
-        // of a page is read from /proc when it is first asked for.
-        let _ = rustix::param::page_size();
+        // The launcher takes all files away once this process waits. Before Linux 6.4 the size of a
+        // page is one of them, as it is read from /proc when it is first asked for.
+        let _ = (rustix::param::page_size(), slipway_ram::overcommit_is_strict());
         let failed = |errno: Errno| format!("the socket of --spare: {errno}");
         match rustix::net::send(&self.socket, &[spare::READY], SendFlags::NOSIGNAL) {
             Err(Errno::PIPE | Errno::CONNRESET) => return Ok(None),
@@ -53,7 +53,11 @@ impl Spare {
             let mut parts = [IoSliceMut::new(&mut bytes)];
             receive(&self.socket, &mut parts, &bin, RecvFlags::empty())
         });
-        let received = received.map_err(failed)?;
+        let received = match received {
+            // It has not read the byte.
+            Err(Errno::CONNRESET) => return Ok(None),
+            received => received.map_err(failed)?,
+        };
         if received.bytes == 0 {
             return Ok(None);
         }

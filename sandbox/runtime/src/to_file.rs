@@ -344,9 +344,10 @@ async fn begin_again(node: &Node, sandbox: &Arc<Sandbox>, place: &Templates) -> 
 /// Checks the files of a sandbox's save, and makes the save the template of the sandbox's next VMM.
 async fn take_files(sandbox: &Sandbox, place: &Templates) -> Result<()> {
     let template = tokio::select! {
-        template = place.get(NAME) => template,
+        biased;
         // The check of the memory, which may have many gigabytes, ends with that call.
         () = sandbox.stopped() => Err(Error::Stopped),
+        template = place.get(NAME) => template,
     };
     let template = template.map_err(|error| match error {
         Error::Template { why, .. } => {
