@@ -11,7 +11,8 @@
 //!
 //! Dependencies: `slipway_vmm` is the machine; `lexopt` for the command line (a larger parser would
 //! be a quarter of the program); `serde_json` for QMP; `slipway-peer` to receive descriptors;
-//! `rustix` for system calls, `libc` for their numbers and for the one that `rustix` lacks.
+//! `slipway-ram` to look at the host's setting of overcommit; `rustix` for system calls, `libc` for
+//! their numbers and for the one that `rustix` lacks.
 //!
 //! `unsafe` is allowed to take over inherited descriptors by their numbers, and for getrusage(2).
 #![allow(unsafe_code)]

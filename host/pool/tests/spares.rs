@@ -186,9 +186,11 @@ fn a_successor_finds_forks_that_run_and_nothing_of_what_was_ready() {
 fn a_successor_finds_nothing_of_memory_that_was_never_given() {
     let Some(node) = Node::new() else { return };
     let mut predecessor = node.predecessor();
+    // A keeper without clients that holds nothing ends.
+    let keeper = node.connect();
     predecessor.kill().unwrap();
     predecessor.wait().unwrap();
-    assert!(node.keeper().1.is_empty());
+    assert!(left_at(&keeper).is_empty());
 }
 
 /// The predecessor itself: has memory ready, and gives memory until it is killed.

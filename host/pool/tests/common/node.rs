@@ -23,6 +23,19 @@ fn connect(path: &Path) -> Keeper {
     connected.unwrap()
 }
 
+/// Waits for a predecessor to end. Returns what it left at the keeper.
+pub fn left_at(keeper: &Keeper) -> Vec<Left> {
+    let mut left: Vec<Left> = Vec::new();
+    for (slot, file) in keeper.take(PATIENCE).unwrap() {
+        let number = slot / SLOTS;
+        if left.last().is_none_or(|last| last.number != number) {
+            left.push(Left { number, files: Default::default() });
+        }
+        left.last_mut().unwrap().files.insert(slot % SLOTS, file);
+    }
+    left
+}
+
 /// A node: a keeper, a directory, and one pool after the other.
 pub struct Node {
     directory: tempfile::TempDir,
@@ -46,16 +59,14 @@ impl Node {
 
     /// Connects to the keeper. Returns what a predecessor left there, too.
     pub fn keeper(&self) -> (Arc<Keeper>, Vec<Left>) {
-        let keeper = connect(&self.directory.path().join("keeper"));
-        let mut left: Vec<Left> = Vec::new();
-        for (slot, file) in keeper.take(PATIENCE).unwrap() {
-            let number = slot / SLOTS;
-            if left.last().is_none_or(|last| last.number != number) {
-                left.push(Left { number, files: Default::default() });
-            }
-            left.last_mut().unwrap().files.insert(slot % SLOTS, file);
-        }
+        let keeper = self.connect();
+        let left = left_at(&keeper);
         (Arc::new(keeper), left)
+    }
+
+    /// Connects to the keeper.
+    pub fn connect(&self) -> Keeper {
+        connect(&self.directory.path().join("keeper"))
     }
 
     /// Makes a pool that goes on with what its predecessor left.
