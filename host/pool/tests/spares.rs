@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use node::{BYTES, Node, PATIENCE, be_predecessor};
+use node::{BYTES, Node, PATIENCE, be_predecessor, left_at};
 use own::Own;
 use rustix::fs::MemfdFlags;
 use slipway_pool::{Pool, Stats, Template, TemplateName};
