@@ -394,18 +394,18 @@ fn status(function: &RemoteFunction) -> u32 {
 }
 
 /// Has a client that cannot resume a function negotiate. Returns the errno of the reply, or 0.
-fn negotiate(stream: &mut UnixStream) -> u32 {
+fn negotiate(stream: &mut UnixStream) -> std::io::Result<u32> {
     let data = b"{\"capabilities\":{}}\0";
     let size = 20 + data.len() as u32;
     // A header with a message id, the command VERSION and the size; versions 0 and 1; data.
     let head = [&[1_u8, 0, 1, 0][..], &size.to_le_bytes()[..], &[0; 8], &[0, 0, 1, 0]].concat();
-    stream.write_all(&[&head[..], &data[..]].concat()).unwrap();
+    stream.write_all(&[&head[..], &data[..]].concat())?;
     let mut reply = [0; 16];
-    stream.read_exact(&mut reply).unwrap();
+    stream.read_exact(&mut reply)?;
     let word = |at: usize| u32::from_le_bytes(reply[at..at + 4].try_into().unwrap());
     let mut rest = vec![0; word(4) as usize - reply.len()];
-    stream.read_exact(&mut rest).unwrap();
-    word(12)
+    stream.read_exact(&mut rest)?;
+    Ok(word(12))
 }
 
 #[test]
@@ -428,17 +428,23 @@ fn a_function_is_reset_for_a_client_that_does_not_resume_it() {
     kill(child);
     // A client that cannot resume a function, and is there when the server is killed.
     let child = start(dir.path(), "given-up");
-    let mut unable = UnixStream::connect(&socket).unwrap();
-    assert_eq!(negotiate(&mut unable), rustix::io::Errno::AGAIN.raw_os_error() as u32);
-    // The server may end a connection that it has refused.
-    drop(unable);
-    let unable = wait_for(|| {
+    let negotiated = || {
         let mut stream = UnixStream::connect(&socket).ok()?;
-        (negotiate(&mut stream) == 0).then_some(stream)
-    });
+        let errno = negotiate(&mut stream).ok()?;
+        Some((errno, stream))
+    };
+    let (errno, refused) = wait_for(negotiated);
+    assert_eq!(errno, rustix::io::Errno::AGAIN.raw_os_error() as u32);
+    // The server may end a connection that it has refused.
+    drop(refused);
+    let unable = wait_for(|| negotiated().filter(|(errno, _)| *errno == 0));
     kill(child);
     let child = start(dir.path(), "held-for-nobody");
-    let client = Client::connect(&socket, PATIENCE);
+    // A server that is about to be replaced may hang up.
+    let client = wait_for(|| match Client::connect(&socket, PATIENCE) {
+        Err(ClientError::Connection(_)) => None,
+        answered => Some(answered),
+    });
     assert!(client.is_ok(), "the function is held, and its state is gone: {:?}", client.err());
     drop((client, unable));
     let third = enabled(&socket);
