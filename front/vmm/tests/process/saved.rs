@@ -99,6 +99,13 @@ impl Vm {
         bytes
     }
 
+    /// Reads until the guest has printed `count` bytes after this call. The console holds what was
+    /// printed before, and a guest waits while it is full.
+    fn read_on(&mut self, count: u64) -> Vec<u8> {
+        let printed = self.client.exits();
+        self.read(printed - self.taken + count)
+    }
+
     /// Stops the guest, and returns what it has printed that was not read.
     fn stop(&mut self) -> Vec<u8> {
         self.client.execute("stop");
@@ -265,7 +272,7 @@ fn what_is_written_after_memory_was_copied_ahead_comes_with_the_save() {
         let copy = memory(64);
         assert!(vm.client.copy_ahead(copy.as_fd()) >= 2);
         // The guest goes on, and writes.
-        last = follow(&vm.read(300), last);
+        last = follow(&vm.read_on(300), last);
         last = follow(&vm.stop(), last);
         let (answer, pages) = vm.client.save_rest(file.as_fd(), copy.as_fd());
         assert!(answer["return"]["bytes"].is_u64(), "{answer}");
@@ -278,7 +285,7 @@ fn what_is_written_after_memory_was_copied_ahead_comes_with_the_save() {
     // A save that fails has taken the bits of pages that its reader never had.
     let copy = memory(64);
     vm.client.copy_ahead(copy.as_fd());
-    last = follow(&vm.read(300), last);
+    last = follow(&vm.read_on(300), last);
     last = follow(&vm.stop(), last);
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     drop(reader);
