@@ -325,11 +325,16 @@ impl Client {
         mut see: impl FnMut(Message) -> Result<T, ClientError>,
     ) -> Result<Vec<T>, ClientError> {
         let deadline = self.deadline();
-        let mut headers = Vec::with_capacity(requests.len());
+        let (mut headers, mut bytes) = (Vec::with_capacity(requests.len()), Vec::new());
         for request in requests {
             let header = self.header(command, request.as_bytes().len());
-            self.send(deadline, &header, request.as_bytes(), &[])?;
+            bytes.extend_from_slice(header.as_bytes());
+            bytes.extend_from_slice(request.as_bytes());
             headers.push(header);
+        }
+        // At once: each message wakes a server that has read the ones before.
+        if let Some(first) = headers.first() {
+            self.send(deadline, first, &bytes[size_of::<Header>()..], &[])?;
         }
         let mut seen: Vec<Option<T>> = headers.iter().map(|_| None).collect();
         let mut waiting = headers.clone();
