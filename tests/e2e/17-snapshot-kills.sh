@@ -67,6 +67,9 @@ with open(sys.argv[1], "w") as file:
 holds_as() { held >"$work/held" 2>&1; cmp -s "$work/$1" "$work/held"; }
 # holds_again FILE: the node holds what it held when FILE was written.
 holds_again() { wait_until 30 holds_as "$1" || fail "$(diff "$work/$1" "$work/held"; explain)"; }
+# The same, but for the numbers of the processes and control groups that the VMMs have.
+numberless() { sed -E 's/^[0-9]+ //; s/fd:[0-9]+/fd:N/g; s/pool-[-0-9a-f]+/pool-N/' "$work/$1" | sort; }
+holds_like() { held >"$work/held" 2>&1; [ "$(numberless "$1")" = "$(numberless held)" ]; }
 settled() { held >"$work/$1" 2>&1; sleep 0.5; holds_as "$1"; }
 settle() { wait_until 30 settled "$1" || fail "what the node holds changes: $(diff "$work/$1" "$work/held")"; }
 # The same, and its memory and descriptors, for a node without sandboxes.
@@ -285,7 +288,8 @@ for ((number = 0; number < kills; number++)); do
     is_state parent running || fail "it does not run: $("$slipway" ps)"
     wait_until 30 no_lie || fail "$(lies)"
     goes_on parent "$least" "$most"
-    holds_again with
+    # It has had another VMM since.
+    wait_until 30 holds_like with || fail "$(diff "$work/with" "$work/held"; explain)"
     say "$told"
 done
 

@@ -3,8 +3,12 @@
 
 now_ms() { echo $((${EPOCHREALTIME/./} / 1000)); }
 sleep_ms() { sleep "$(($1 / 1000)).$(printf %03d $(($1 % 1000)))"; }
+# The keeper's process: a daemon starts another one in place of one that had nothing to hold when its daemon was killed.
+keeper_pid() { lock_holder "$SLIPWAY_RUN_DIR/keeper.lock"; }
 # Shared memory in KiB that the daemon and the keeper hold, by a descriptor or a mapping. The machine's has that of others.
 shmem() {
+    local keeper
+    keeper=$(keeper_pid)
     find /proc/"$daemon"/{fd,map_files} /proc/"$keeper"/{fd,map_files} \( -lname '/memfd:*' -o -lname '/dev/zero*' \) \
         -exec stat -Lc '%d:%i %b' {} + 2>/dev/null | awk '{ blocks[$1] = $2 } END { for (file in blocks) sum += blocks[file]; print int(sum / 2) }'
 }
@@ -26,7 +30,7 @@ no_lie() { [ -z "$(lies)" ]; }
 
 # Descriptors that the keeper holds, and memory that the daemon does, one kind a line.
 descriptors() {
-    find "/proc/$keeper/fd" -mindepth 1 -printf '%l\n' 2>/dev/null | sed 's/[0-9]\{2,\}/N/g' | sort | uniq -c | sed 's/^/keeper: /'
+    find "/proc/$(keeper_pid)/fd" -mindepth 1 -printf '%l\n' 2>/dev/null | sed 's/[0-9]\{2,\}/N/g; s|.*\.log$|log|' | sort | uniq -c | sed 's/^/keeper: /'
     find "/proc/$daemon/fd" -mindepth 1 -lname '/memfd:*' -printf '%l\n' 2>/dev/null | sort | uniq -c | sed 's/^/daemon: /'
 }
 

@@ -83,9 +83,10 @@ stop_daemon() {
     pid=$(lock_holder) && kill "$pid" 2>/dev/null && wait_until 10 daemon_gone
 }
 
-# Process that holds the daemon's lock, from the kernel's own list.
+# lock_holder [LOCK]: the process that holds the daemon's lock, or another one, from the kernel's own list.
+# shellcheck disable=SC2120 # some tests name a lock
 lock_holder() {
-    local lock=$SLIPWAY_DATA_DIR/daemon.lock inode pid fd
+    local lock=${1:-$SLIPWAY_DATA_DIR/daemon.lock} inode pid fd
     inode=$(stat -c %i "$lock" 2>/dev/null) || return 1
     # A file of another device may have the same number, and the list's name of a device is not always that of stat(2).
     for pid in $(awk -v inode="$inode" '$2 == "FLOCK" { split($6, at, ":"); if (at[3] == inode) print $5 }' /proc/locks); do
