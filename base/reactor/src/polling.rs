@@ -1,11 +1,33 @@
 //! The time for which a reactor polls before it sleeps, learned from the lengths of its sleeps, and
 //! the times at which a reactor with ready tasks checks for kernel events.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+
+/// The kernel's list of the processors that run.
+const ONLINE: &str = "/sys/devices/system/cpu/online";
 
 /// The shortest polling time is the longest one divided by this: it costs little CPU and still
 /// catches work that comes at once.
 const LEAST: u32 = 8;
+
+/// Returns the longest polling time of a reactor that is to poll for `most`. On a machine with one
+/// processor that is no time: whoever brings work needs the processor, so that polling delays what
+/// it waits for.
+pub(crate) fn budget(most: Duration, has_one_processor: bool) -> Duration {
+    if has_one_processor { Duration::ZERO } else { most }
+}
+
+/// Returns whether the machine has one processor. Returns `false` if the kernel does not say.
+pub(crate) fn has_one_processor() -> bool {
+    static ONE: OnceLock<bool> = OnceLock::new();
+    *ONE.get_or_init(|| std::fs::read_to_string(ONLINE).is_ok_and(|list| is_one(&list)))
+}
+
+/// Returns whether a list of processors, such as `0-3,5`, has one.
+fn is_one(list: &str) -> bool {
+    list.trim().parse::<u32>().is_ok()
+}
 
 /// A polling time that follows the traffic. It doubles if work came within the longest polling time
 /// after the reactor fell asleep: polling would have caught it, and the sleep and the wake-up, some
@@ -129,6 +151,12 @@ mod tests {
             polling.slept(MOST);
             assert_eq!(polling.budget(), Duration::from_micros(expected));
         }
+    }
+
+    #[test]
+    fn the_only_processor_is_not_polled_away() {
+        assert_eq!((budget(MOST, true), budget(MOST, false)), (Duration::ZERO, MOST));
+        assert!(is_one("0\n") && !is_one("0-1\n") && !is_one("0,2\n") && !is_one(""));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use rustix::event::epoll;
 pub(crate) use self::worker::{drive, drive_alone, pin};
 use crate::context::Watches;
 use crate::mailbox::{Mailbox, Message};
-use crate::polling::Polling;
+use crate::polling::{self, Polling};
 use crate::share::Share;
 use crate::sweep::{Due, Sweeps};
 use crate::tasks::{Slot, Tasks};
@@ -68,8 +68,9 @@ impl Run {
         ended: Option<Sender<()>>,
     ) -> std::io::Result<Box<Self>> {
         let watches = Arc::new(Watches::new(mailbox.bell().as_fd())?);
+        let most = polling::budget(settings.poll_budget, polling::has_one_processor());
         Ok(Box::new(Self {
-            polling: Polling::new(settings.poll_budget),
+            polling: Polling::new(most),
             sweeps: Sweeps::default(),
             due: VecDeque::new(),
             mail: VecDeque::new(),

@@ -12,8 +12,8 @@ pub struct Settings {
     pub cpu: Option<usize>,
     /// Longest time for which the thread polls for events after the last work before it sleeps; the
     /// shortest is an eighth of it. In between the time follows how long the thread slept until
-    /// work came. With zero the thread sleeps at once. A longer time lowers latency (an idle CPU is
-    /// slow to wake) and burns more CPU.
+    /// work came. With zero the thread sleeps at once, and so it does on a machine with one CPU. A
+    /// longer time lowers latency (an idle CPU is slow to wake) and burns more CPU.
     pub poll_budget: Duration,
     /// Says that in each step the tasks look for all their work by themselves, so that descriptors
     /// only wake them from sleep. While a task is ready, the reactor then checks for kernel events

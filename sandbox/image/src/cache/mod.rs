@@ -194,15 +194,19 @@ impl Cache {
         Ok(images)
     }
 
-    /// Marks an image as used now.
+    /// Marks an image as used now. The index is not written if it was used a moment ago.
     ///
     /// # Errors
     /// [`Error::Unknown`] if the image is gone.
     pub fn touch(&self, digest: &Digest) -> Result<()> {
         let mut locked = self.lock_index()?;
-        let record = locked.index.images.get_mut(digest);
-        record.ok_or_else(|| Error::Unknown(digest.to_string()))?.last_used = now();
-        locked.save()
+        if !locked.index.images.contains_key(digest) {
+            return Err(Error::Unknown(digest.to_string()));
+        }
+        match mark(&mut locked.index, digest, now()) {
+            true => locked.save(),
+            false => Ok(()),
+        }
     }
 
     /// Marks the image called `name` as used now, and returns its digest. Returns `None` if there
