@@ -7,8 +7,11 @@ usage: forks.py IMAGE BOOTS FORKS    prints a line `lab: KIND_NAME=MICROSECONDS`
 A start is from the program `slipway` on. Figures: `answer`, the agent's first answer; `ran`, the container's process
 runs; `used`, its first line of output has come, which it writes once it has written to its volume and to its root and
 the gateway of its network has answered. A figure `stage_NAME` is a stage of the start.
+With LAB_TRACE=yes in the environment, trace.py records one more fork (`fork_traced`).
 """
 import json, os, subprocess, sys, tempfile, time
+
+import trace
 
 COMMAND = """
 set -e
@@ -48,19 +51,29 @@ def start(image, gateway, options):
     return figures
 
 
+def tell(name, figures):
+    if figures is None:
+        print(f"lab: {name}_hung=1", flush=True)
+        return
+    for figure, value in figures.items():
+        print(f"lab: {name}_{figure}={value // 1000}", flush=True)
+
+
 def measure(kinds, image, gateway, count):
     """Starts `count` sandboxes of each kind, and one more at first, in turn. `kinds` has the options of each."""
     for number in range(count + 1):
         for kind, options in kinds.items():
             time.sleep(BETWEEN)
-            figures = start(image, gateway, options)
             # The first one makes what all have in common, and tells the daemon what forks touch.
-            name = f"{kind}_first" if number == 0 else kind
-            if figures is None:
-                print(f"lab: {name}_hung=1", flush=True)
-                continue
-            for figure, value in figures.items():
-                print(f"lab: {name}_{figure}={value // 1000}", flush=True)
+            tell(f"{kind}_first" if number == 0 else kind, start(image, gateway, options))
+
+
+def record(name, image, gateway, options):
+    """Starts one more sandbox, which is slower, since it is recorded."""
+    trace.begin()
+    begin = time.monotonic_ns()
+    tell(name, start(image, gateway, options))
+    trace.end(begin, time.monotonic_ns())
 
 
 def start_engine():
@@ -85,6 +98,9 @@ gateway = json.loads(slipway("network", "inspect", "default"))[0]["gateway"]
 measure({"boot": ()}, image, gateway, boots)
 slipway("template", "create", "web")
 measure({"fork": ("--from", "web"), "fork_port": ("--from", "web", "--mac-at-port")}, image, gateway, forks)
+if os.environ.get("LAB_TRACE"):
+    time.sleep(BETWEEN)
+    record("fork_traced", image, gateway, ("--from", "web"))
 slipway("template", "rm", "web")
 engine = start_engine()
 slipway("template", "create", "--sockets", "sockets")
