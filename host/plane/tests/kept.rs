@@ -9,6 +9,8 @@
 
 mod common;
 
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering;
@@ -368,7 +370,7 @@ fn another_layout_is_refused_and_left_alone() {
 /// Connects to `socket` as a client that can resume its function, once the last one is gone.
 fn resuming(socket: &Path) -> RemoteFunction {
     wait_for(|| {
-        let stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
+        let stream = UnixStream::connect(socket).unwrap();
         RemoteFunction::new(stream.into(), PATIENCE).ok()
     })
 }
@@ -391,6 +393,21 @@ fn status(function: &RemoteFunction) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
+/// Has a client that cannot resume a function negotiate. Returns the errno of the reply, or 0.
+fn negotiate(stream: &mut UnixStream) -> std::io::Result<u32> {
+    let data = b"{\"capabilities\":{}}\0";
+    let size = 20 + data.len() as u32;
+    // A header with a message id, the command VERSION and the size; versions 0 and 1; data.
+    let head = [&[1_u8, 0, 1, 0][..], &size.to_le_bytes()[..], &[0; 8], &[0, 0, 1, 0]].concat();
+    stream.write_all(&[&head[..], &data[..]].concat())?;
+    let mut reply = [0; 16];
+    stream.read_exact(&mut reply)?;
+    let word = |at: usize| u32::from_le_bytes(reply[at..at + 4].try_into().unwrap());
+    let mut rest = vec![0; word(4) as usize - reply.len()];
+    stream.read_exact(&mut rest)?;
+    Ok(word(12))
+}
+
 #[test]
 fn a_function_is_reset_for_a_client_that_does_not_resume_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -409,6 +426,25 @@ fn a_function_is_reset_for_a_client_that_does_not_resume_it() {
     let child = start(dir.path(), "first");
     let other = enabled(&socket);
     kill(child);
+    // A client that cannot resume a function: it is given up before the connection ends.
+    let child = start(dir.path(), "given-up");
+    let (errno, mut refused) = wait_for(|| {
+        let mut stream = UnixStream::connect(&socket).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let errno = negotiate(&mut stream).ok()?;
+        Some((errno, stream))
+    });
+    assert_eq!(errno, rustix::io::Errno::AGAIN.raw_os_error() as u32);
+    let ended = refused.read(&mut [0]);
+    let is_ended = ended.as_ref().is_ok_and(|&bytes| bytes == 0);
+    assert!(is_ended || ended.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset));
+    kill(child);
+    let child = start(dir.path(), "held-for-nobody");
+    let client = Client::connect(&socket, PATIENCE);
+    assert!(client.is_ok(), "the function is held, and its state is gone: {:?}", client.err());
+    drop(client);
+    let third = enabled(&socket);
+    kill(child);
     // A client that cannot resume a function.
     let child = start(dir.path(), "second");
     let refused = Client::connect(&socket, PATIENCE);
@@ -417,7 +453,7 @@ fn a_function_is_reset_for_a_client_that_does_not_resume_it() {
     let mut bytes = [0; 4];
     client.read(0, offset::CSTS, &mut bytes).unwrap();
     assert_eq!(bytes[0] & 1, 0);
-    drop((client, first, other));
+    drop((client, first, other, third));
     kill(child);
     let child = start(dir.path(), "end");
     kill(child);
@@ -484,7 +520,7 @@ fn a_function_that_is_resumed_stays_stopped() {
     function.stop().unwrap();
     let reconnect = || {
         wait_for(|| {
-            let stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+            let stream = UnixStream::connect(&socket).unwrap();
             function.reconnect(stream.into()).ok()
         })
     };
