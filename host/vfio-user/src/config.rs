@@ -105,8 +105,8 @@ pub struct Config {
     /// [`Config::memory_file`] and [`Config::shared_file`] name are looked up here: an endpoint
     /// that names none maps what its client passed.
     pub late: LateFiles,
-    /// The largest number of reply bytes that wait for the client; a client that lets more pile up
-    /// is disconnected.
+    /// The largest number of reply bytes that wait for the client, 4 MiB if nothing else is asked
+    /// for; a client that lets more pile up is disconnected.
     pub max_queued_bytes: usize,
     /// The function ends with the connection of its client: no endpoint will serve it later. A
     /// client that is told so does not wait for one.

@@ -200,13 +200,9 @@ impl Cache {
     /// [`Error::Unknown`] if the image is gone.
     pub fn touch(&self, digest: &Digest) -> Result<()> {
         let mut locked = self.lock_index()?;
-        if !locked.index.images.contains_key(digest) {
-            return Err(Error::Unknown(digest.to_string()));
-        }
-        match mark(&mut locked.index, digest, now()) {
-            true => locked.save(),
-            false => Ok(()),
-        }
+        locked.index.images.get(digest).ok_or_else(|| Error::Unknown(digest.to_string()))?;
+        let is_stale = mark(&mut locked.index, digest, now());
+        if is_stale { locked.save() } else { Ok(()) }
     }
 
     /// Marks the image called `name` as used now, and returns its digest. Returns `None` if there
