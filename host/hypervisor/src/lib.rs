@@ -116,6 +116,7 @@ pub use interface::{
 };
 pub(crate) use interface::{no_hot_memory, no_hot_plug, no_spares, saves_none};
 pub use memory::GuestMemory;
+pub use saved::checked_state;
 pub use shared::SharedPages;
 pub use slipway_machine::{HotRegion, MAX_STATE_BYTES, Template as CpuTemplate};
 pub use slipway_numa::Topology;

@@ -32,6 +32,7 @@ use std::fmt::Display;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use rustix::fs::SealFlags;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use slipway_machine::MAX_STATE_BYTES;
@@ -182,24 +183,11 @@ impl Saved {
     /// # Errors
     /// [`Error::State`].
     pub fn decode(file: &[u8]) -> Result<Self> {
-        let refused = |what: &str| Error::State(what.into());
-        let (start, content) =
-            file.split_at_checked(HEADER).ok_or_else(|| refused("it is cut off"))?;
-        if start[..8] != MAGIC {
-            return Err(refused("the file is none of slipway-vmm's"));
+        let (start, content) = split(file)?;
+        match start[24..] == *Sha256::digest(content) {
+            true => Self::parse(content),
+            false => Err(Error::State("it is damaged: its checksum differs".into())),
         }
-        let expected = header(content);
-        if start[..16] != expected[..16] {
-            let text = "it has another format; save the machine again with this build";
-            return Err(refused(text));
-        }
-        if start[16..24] != expected[16..24] {
-            return Err(refused("it is cut off, or something is behind its end"));
-        }
-        if start != expected {
-            return Err(refused("it is damaged: its checksum differs"));
-        }
-        Self::parse(content)
     }
 
     /// Parses the content of a file whose header is right.
@@ -213,7 +201,8 @@ impl Saved {
     }
 
     /// Reads a file from its beginning. The position of the descriptor stays, so that several
-    /// processes can share it.
+    /// processes can share it. The checksum of a file in memory that is sealed against writes is
+    /// not computed: it cannot have been damaged since its maker has checked it.
     ///
     /// # Errors
     /// [`Error::State`], [`Error::System`].
@@ -225,15 +214,44 @@ impl Saved {
         }
         let mut bytes = vec![0; len];
         file.read_exact_at(&mut bytes, 0).map_err(failed())?;
-        Self::decode(&bytes)
+        let seals = rustix::fs::fcntl_get_seals(file);
+        match seals.is_ok_and(|seals| seals.contains(SealFlags::WRITE)) {
+            true => Self::parse(split(&bytes)?.1),
+            false => Self::decode(&bytes),
+        }
     }
 }
 
+/// Returns the header of a file and its content. The checksum is not looked at.
+fn split(file: &[u8]) -> Result<(&[u8], &[u8])> {
+    let refused = |what: &str| Err(Error::State(what.into()));
+    let Some((start, content)) = file.split_at_checked(HEADER) else {
+        return refused("it is cut off");
+    };
+    if start[..8] != MAGIC {
+        return refused("the file is none of slipway-vmm's");
+    }
+    let expected = unsummed(content);
+    if start[8..16] != expected[8..16] {
+        return refused("it has another format; save the machine again with this build");
+    }
+    if start[16..24] != expected[16..24] {
+        return refused("it is cut off, or something is behind its end");
+    }
+    Ok((start, content))
+}
+
 fn header(content: &[u8]) -> [u8; HEADER] {
+    let mut header = unsummed(content);
+    header[24..].copy_from_slice(&Sha256::digest(content));
+    header
+}
+
+/// Returns the header of a content without its checksum.
+fn unsummed(content: &[u8]) -> [u8; HEADER] {
     let mut header = [0; HEADER];
     header[..8].copy_from_slice(&MAGIC);
     header[8..12].copy_from_slice(&VERSION.to_le_bytes());
     header[16..24].copy_from_slice(&(content.len() as u64).to_le_bytes());
-    header[24..].copy_from_slice(&Sha256::digest(content));
     header
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use slipway_hypervisor::{MAX_STATE_BYTES, TemplateName};
+use slipway_hypervisor::{MAX_STATE_BYTES, TemplateName, checked_state};
 
 use super::manifest::MOST_MANIFEST;
 use super::memories::memory_name;
@@ -28,7 +28,7 @@ const DIGITS: usize = 64;
 pub(crate) struct Template {
     /// Its description.
     pub manifest: Manifest,
-    /// The file with the machine's state, as it was checked.
+    /// A file in memory with the machine's state, as it was checked.
     pub machine: Arc<File>,
     /// The name by which the plane's pool gives memory that begins as the template's
     /// ([`memory_name`]).
@@ -87,6 +87,7 @@ pub(super) fn open(dir: &Path, name: &str, prefix: &str) -> Result<Template> {
     if digest(&bytes) != manifest.machine_sha256 {
         return Err(no("its file \"machine\" was changed"));
     }
+    let machine = Arc::new(checked_state(&bytes)?);
     let found = std::fs::metadata(&path).map_err(Error::file("cannot read", &path))?;
     if found.len() != manifest.shape.memory_file_bytes() {
         return Err(no("its file \"memory\" has another length"));
@@ -96,7 +97,7 @@ pub(super) fn open(dir: &Path, name: &str, prefix: &str) -> Result<Template> {
     let sha256 = Some(&manifest.memory_sha256).filter(|text| is_digest(text));
     let memory = sha256.and_then(|sha256| memory_name(prefix, sha256));
     let memory = memory.ok_or_else(|| no("the digest of its file \"memory\" is none"))?;
-    Ok(Template { manifest, machine: Arc::new(state), memory, learnt: AtomicBool::new(false) })
+    Ok(Template { manifest, machine, memory, learnt: AtomicBool::new(false) })
 }
 
 /// Reads the memory and the disks of the template in the directory `dir` as a whole, and checks
