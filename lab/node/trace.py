@@ -57,9 +57,10 @@ def end(first_ns, last_ns):
             left[thread] += 1
             order.append(f"{(since - first_ns) / 1e6:.3f} {(at - since) / 1e3:.0f} {thread}: {' '.join(inside)}")
             since, inside = at, []
+    threads = []
     for thread, time_ns in spent.most_common(THREADS):
         told = " ".join(f"{call}x{count}" for call, count in calls[thread].most_common())
-        order.insert(0, f"{thread}: {time_ns / 1e6:.2f} ms, {left[thread]} times, {told}")
-    for line in order:
+        threads.append(f"{thread}: {time_ns / 1e6:.2f} ms, {left[thread]} times, {told}")
+    for line in threads + order:
         print(f"trace: {line}"[:WIDTH])
     print(flush=True)
