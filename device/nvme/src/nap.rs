@@ -1,8 +1,8 @@
 //! Lets a lane stop looking at doorbells without missing one.
 //!
 //! Where writes of doorbell registers are trapped, the function's own thread handles them. It
-//! stores the cell and wakes the cell's lane, but only if the lane rests: waking is a system call,
-//! and a lane with work looks by itself.
+//! stores the cell, or finds that the VMM has stored it, and wakes the cell's lane, but only if the
+//! lane rests: waking is a system call, and a lane with work looks by itself.
 //!
 //! # No doorbell is lost
 //! Lane: store the nap N, full barrier, look at the cell. The function's thread: store the cell C,
